@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Experiments on a machine with a GPU, PyTorch and no network, for as long as one has it.
 #
-#   experiments/on_card.sh [OPTION...] DATA OUT PART...      DATA: has gpt2_merges.txt.xz; results go to OUT
+#   experiments/on_card.sh [OPTION...] DATA OUT PART...      DATA: has gpt2_merges.txt.xz; results go to OUT/results.tar.gz
 #
 #   --package FOLDER  has attn, built elsewhere, and shared libraries that it needs; where it does not run, or is not
 #                     given, the library is built here
@@ -28,14 +28,19 @@ done
 [[ ${#given[@]} -ge 3 ]] || { sed -n '2,15p' "$0" >&2 && exit 2; }
 mkdir -p "${given[0]}" "${given[1]}"
 data=$(realpath "${given[0]}")
-out=$(realpath "${given[1]}")
+outside=$(realpath "${given[1]}")
 parts=("${given[@]:2}")
 python=${PYTHON:-python3}
 work=${WORK:-$(mktemp -d)} # stays while the machine does: kernels, compiled graphs, the build
-mkdir -p "$work"
+out=$work/results
+rm -rf "$out" && mkdir -p "$out"
 read -ra extra <<<"${EXTRA:-}"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
+
+# One file, of which nothing is lost where a machine gives back only a few.
+pack() { tar -czf "$outside/new.tar.gz" -C "$work" results && mv "$outside/new.tar.gz" "$outside/results.tar.gz"; }
+trap pack EXIT
 
 say() { echo "[$SECONDS s] $*" | tee -a "$out/on_card.txt"; }
 
@@ -87,6 +92,7 @@ run() { # run FOLDER NAME SECONDS ARGUMENT...: into OUT/FOLDER
   timeout --signal=INT --kill-after=5 "$most" "$python" -m experiments run "$name" --device cuda --data "$data" --out "$out/$folder" \
     --minutes "$(awk "BEGIN { print ($most - 15) / 60 }")" "${extra[@]}" "$@" >>"$out/$folder.txt" 2>&1
   say "$folder: exit $?: $(tail -n 1 "$out/$folder.txt" | cut -c 1-200)"
+  pack
 }
 
 # What is compiled takes less time beside each other; the runs then find it on disk.

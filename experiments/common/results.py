@@ -96,7 +96,10 @@ def apart(function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     except EOFError:
         fine, value = False, "the process ended without a result"
     process.join()
-    return value if fine else {"error": value}
+    row = value if fine else {"error": value}
+    named = [a for a in arguments if isinstance(a, (str, int, bool))]
+    print(json.dumps({"measured": named, **row}), flush=True)  # a log alone is enough
+    return row
 
 
 def read_json(path: Path) -> Any:

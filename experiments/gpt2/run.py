@@ -19,17 +19,19 @@ from ..common.attention import available
 from ..common.model import GPT, SIZES, Config, optimizer
 from ..common.train import Schedule, train
 
-# Attention, compiled or not, and whether the sequences of a micro-batch are in reverse.
-RUNS: dict[str, tuple[str, bool, bool]] = {
-    "sdpa_cudnn": ("sdpa_cudnn", True, False),
-    "attn": ("attn", True, False),
-    "sdpa_flash": ("sdpa_flash", True, False),
-    "repeat": ("sdpa_cudnn", True, True),
-    "eager": ("eager", False, False),
-    "eager_compiled": ("eager", True, False),
-    "attn_not_compiled": ("attn", False, False),
-    "sdpa_cudnn_not_compiled": ("sdpa_cudnn", False, False),
-    "flex": ("flex", True, False),
+# Attention, what is compiled, and whether the sequences of a micro-batch are in reverse.
+RUNS: dict[str, tuple[str, str, bool]] = {
+    "sdpa_cudnn": ("sdpa_cudnn", "model", False),
+    "attn": ("attn", "model", False),
+    "sdpa_flash": ("sdpa_flash", "model", False),
+    "repeat": ("sdpa_cudnn", "model", True),
+    "eager": ("eager", "", False),
+    "eager_compiled": ("eager", "model", False),
+    "attn_not_compiled": ("attn", "", False),
+    "sdpa_cudnn_not_compiled": ("sdpa_cudnn", "", False),
+    "attn_parts": ("attn", "parts", False),
+    "sdpa_cudnn_parts": ("sdpa_cudnn", "parts", False),
+    "flex": ("flex", "model", False),
 }
 SMOOTH = 20
 
@@ -56,7 +58,8 @@ def make_toy(options: argparse.Namespace) -> None:
 
 def one(name: str, options: argparse.Namespace, stop: int) -> dict[str, Any]:
     """One run, in this process."""
-    attention, is_compiled, is_reversed = RUNS[name]
+    attention, compiled, is_reversed = RUNS[name]
+    compiled = "" if options.no_compile else compiled
     device = options.device
     if options.toy and attention == "sdpa_cudnn":
         attention = "sdpa_flash"  # which a CPU has
@@ -72,7 +75,9 @@ def one(name: str, options: argparse.Namespace, stop: int) -> dict[str, Any]:
     )
     with torch.device(device):
         model = GPT(config)
-    forward = torch.compile(model) if is_compiled and not options.no_compile else model
+    forward = torch.compile(model) if compiled == "model" else model
+    if compiled == "parts":
+        model.compile_parts()
 
     def loss_of(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if is_reversed:
@@ -99,7 +104,7 @@ def one(name: str, options: argparse.Namespace, stop: int) -> dict[str, Any]:
     )
     row |= {
         "attention": attention,
-        "compiled": is_compiled and not options.no_compile,
+        "compiled": compiled,
         "sequences_in_a_micro_batch": options.batch // options.micro_batches,
         "peak_megabytes": timing.peak_megabytes(device),
         "card": results.card(device),
@@ -185,8 +190,9 @@ def picture(result: dict[str, Any]) -> str:
     rows = {name: row for name, row in result["rows"].items() if "losses" in row}
     long = {n: r for n, r in rows.items() if len(r["losses"]) > SMOOTH}
     loss = {n: pictures.smooth(r["losses"], SMOOTH) for n, r in long.items()}
-    panels: list[dict[str, Any]] = [
-        {
+    panels: list[dict[str, Any]] = []
+    if loss:
+        of_loss: dict[str, Any] = {
             "title": f"training loss, means of {SMOOTH} steps",
             "x": "step",
             "y": "nats",
@@ -196,7 +202,7 @@ def picture(result: dict[str, Any]) -> str:
                 (n, pictures.colour(n), False, pictures.thinned(y, SMOOTH)) for n, y in loss.items()
             ],
         }
-    ]
+        panels.append(of_loss)
     base = loss.get("sdpa_cudnn")
     if base and len(loss) > 1:
         series = []
@@ -216,6 +222,8 @@ def picture(result: dict[str, Any]) -> str:
             }
         )
     speeds = {n: r["tokens_per_second"] / 1e3 for n, r in rows.items() if r["tokens_per_second"]}
+    if not speeds:
+        return pictures.figure("GPT-2", panels) if panels else ""
     panels.append(
         {
             "title": "speed",

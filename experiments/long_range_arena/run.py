@@ -1,9 +1,9 @@
-"""ListOps and Text of Long Range Arena with exact, block-sparse and approximate attention.
+"""ListOps, Text and Pathfinder of Long Range Arena with exact and approximate attention.
 
 The models are small, as in the set-up of Nystromformer: 2 layers, width 64, 2 heads, mean pooling,
 dropout 0.1, AdamW. A training step is a CUDA graph for every kind of attention, since at this size
-launches would hide it. Rows are TASK/ATTENTION/SEED. ListOps is made by listops.cpp, Text is
-imdb_train.tsv.xz and imdb_test.tsv.xz of --data.
+launches would hide it. Rows are TASK/ATTENTION/SEED. ListOps is made by listops.cpp, Pathfinder by
+pathfinder.cpp, Text is imdb_train.tsv.xz and imdb_test.tsv.xz of --data.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,7 +31,13 @@ from . import tasks
 
 # Of bench/papers/approximations.py: they take no lengths, and see padding as tokens of a kind.
 APPROXIMATE = ("local", "linformer", "longformer", "bigbird", "reformer")
-SIZES = {"listops": (2048, 32), "text": (4096, 32), "toy": (256, 16)}  # length, batch
+# Length and batch.
+SIZES = {
+    "listops": (2048, 32),
+    "text": (4096, 32),
+    "pathfinder": (1024, 256),
+    "toy": (256, 16),
+}
 
 
 class Classifier(nn.Module):
@@ -100,7 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "listops/linformer/1,listops/local/1,text/attn/1,text/attn_block_sparse/1,text/eager/1",
         help="TASK/ATTENTION/SEEDS",
     )
-    parser.add_argument("--steps", default="listops:5000,text:3000")
+    parser.add_argument("--steps", default="listops:5000,text:3000,pathfinder:62400")
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--dropout", type=float, default=0.1)
 
@@ -114,6 +121,10 @@ def load(name: str, options: argparse.Namespace) -> tasks.Task:
     folder = options.data
     if name == "text":
         return tasks.text(folder, SIZES[name][0])
+    if name == "pathfinder":
+        if not (folder / "pathfinder_32_0.labels").exists():
+            tasks.make_pathfinder(folder, 32, tasks.PATHFINDER, os.cpu_count() or 1)
+        return tasks.pathfinder(folder, 32, tasks.PATHFINDER)
     counts, bounds = tasks.COUNTS, (500, 2000)
     if name == "toy":
         folder = Path(tempfile.mkdtemp())

@@ -1,4 +1,4 @@
-"""Two tasks of Long Range Arena: ListOps, made by a program, and Text, reviews of IMDB in bytes."""
+"""Tasks of Long Range Arena: ListOps and Pathfinder, made by programs, and Text, IMDB in bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..common.data import write
 
 # Lists for training, validation and the test, as in Long Range Arena, and the shortest and longest.
 COUNTS = {"train": 96_000, "validation": 2_000, "test": 2_000}
-SOURCE = Path(__file__).with_name("listops.cpp")
+PATHFINDER = {"train": 160_000, "test": 20_000}
 
 
 @dataclass
@@ -34,11 +34,17 @@ class Task:
     known: dict[str, Any]  # what is known of the data
 
 
-def make_listops(folder: Path, counts: dict[str, int], *bounds: int) -> None:
-    """Compiles the program and writes listops_SPLIT.npz, different lists in each."""
+def compiled(name: str, folder: Path) -> Path:
+    """NAME.cpp beside this file as a program in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    program = folder / "listops"
-    subprocess.run(["c++", "-O3", "-std=c++20", str(SOURCE), "-o", str(program)], check=True)
+    source = Path(__file__).with_name(f"{name}.cpp")
+    subprocess.run(["c++", "-O3", "-std=c++20", str(source), "-o", str(folder / name)], check=True)
+    return folder / name
+
+
+def make_listops(folder: Path, counts: dict[str, int], *bounds: int) -> None:
+    """Writes listops.tokens, listops.index and listops.json, of different lists."""
+    program = compiled("listops", folder)
     total = sum(counts.values())
     said = subprocess.run(
         [str(program), str(folder / "listops"), str(total), "1", *map(str, bounds)],
@@ -62,6 +68,34 @@ def listops(folder: Path, length: int, counts: dict[str, int]) -> Task:
     ]
     known = json.loads((folder / "listops.json").read_text())
     return Task(16, 10, splits[0], splits[1], known)
+
+
+def make_pathfinder(folder: Path, size: int, counts: dict[str, int], processes: int = 1) -> None:
+    """Writes pathfinder_SIZE_PART.images and .labels, a part for each process."""
+    program = compiled("pathfinder", folder)
+    each = -(-sum(counts.values()) // processes)
+    running = [
+        subprocess.Popen(
+            [str(program), str(folder / f"pathfinder_{size}_{i}"), str(each), str(i + 1), str(size)]
+        )
+        for i in range(processes)
+    ]
+    if any([process.wait() for process in running]):
+        raise SystemExit("pathfinder failed")
+
+
+def pathfinder(folder: Path, size: int, counts: dict[str, int]) -> Task:
+    """An image is size * size tokens, its pixels."""
+    images, labels = [], []
+    for i in range(len(list(folder.glob(f"pathfinder_{size}_*.labels")))):
+        part = folder / f"pathfinder_{size}_{i}"
+        images.append(np.fromfile(part.with_suffix(".images"), np.uint8).reshape(-1, size * size))
+        labels.append(np.fromfile(part.with_suffix(".labels"), np.uint8).astype(np.int64))
+    tokens, classes = np.concatenate(images), np.concatenate(labels)
+    lengths = np.full(len(classes), size * size, np.int32)
+    train, test = slice(0, counts["train"]), slice(counts["train"], sum(counts.values()))
+    splits = [Split(tokens[part], lengths[part], classes[part]) for part in (train, test)]
+    return Task(256, 2, splits[0], splits[1], {"dashes": 14, "size": size})
 
 
 def text(folder: Path, length: int) -> Task:

@@ -207,3 +207,23 @@ def test_listops_have_the_values_that_their_labels_say(tmp_path):
             assert not tokens
     assert len(known) == 55
     assert len(set(task.train.labels.tolist())) > 4
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize("size", [32, 64])
+def test_pathfinder_has_two_discs_on_curves_of_one_class_or_the_other(size, tmp_path):
+    counts = {"train": 30, "test": 10}
+    tasks.make_pathfinder(tmp_path, size, counts, processes=2)
+    task = tasks.pathfinder(tmp_path, size, counts)
+    assert task.train.tokens.shape == (30, size * size)
+    assert task.test.tokens.shape == (10, size * size)
+    labels = np.concatenate([task.train.labels, task.test.labels])
+    assert set(labels.tolist()) == {0, 1}
+    images = np.concatenate([task.train.tokens, task.test.tokens])
+    assert len({image.tobytes() for image in images}) == 40  # no process repeats another's
+    share = (images > 0).mean(axis=1)
+    assert ((share > 0.02) & (share < 0.5)).all()
+    # Where discs are, 2 x 2 pixels are white; dashes are thinner.
+    full = (images == 255).reshape(-1, size, size)
+    squares = np.lib.stride_tricks.sliding_window_view(full, (2, 2), axis=(1, 2)).all(axis=(3, 4))
+    assert (squares.sum(axis=(1, 2)) >= 2).all()
