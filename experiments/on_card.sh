@@ -40,7 +40,12 @@ export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITO
 
 # One file, of which nothing is lost where a machine gives back only a few.
 pack() { tar -czf "$outside/new.tar.gz" -C "$work" results && mv "$outside/new.tar.gz" "$outside/results.tar.gz"; }
-trap pack EXIT
+trap 'kill $watching 2>/dev/null; pack' EXIT
+
+# What the card did meanwhile.
+nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active,utilization.gpu \
+  --format=csv -l 2 >"$out/clocks.csv" 2>/dev/null &
+watching=$!
 
 say() { echo "[$SECONDS s] $*" | tee -a "$out/on_card.txt"; }
 
@@ -116,7 +121,7 @@ for part in "${parts[@]}"; do
   case $name in
     gpt2)
       compile_gpt2 "${STEPS:-300}" sdpa_cudnn attn sdpa_flash
-      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,repeat,sdpa_flash,eager:80}" --no-checkpoint)
+      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,attn_again,repeat,sdpa_flash,eager:80}" --no-checkpoint)
       ;;
     gpt2_dropout) # shorter: masks differ between libraries, so that means are compared
       arguments=(--steps 100 --runs "attn,sdpa_flash,sdpa_cudnn" --dropout 0.1 --no-checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -95,7 +96,8 @@ def train(
     written.
 
     loss_of(tokens, targets) is the model's forward pass, compiled or not. Returns the loss of each
-    step, and tokens a second over all steps but the first `warm` of this process, which compile.
+    step, and tokens a second: the median over the reports, without the first `warm` steps of this
+    process, which compile.
     """
     device = batches.device
     losses: list[float] = []
@@ -125,7 +127,9 @@ def train(
     tokens_a_step = batches.batch * batches.n
     start = time.time()
     waiting: list[Tensor] = []  # losses on the device: reading one waits for it
-    timed_from, timed_step = start, first
+    timed_from = start
+    last_time, last_step = start, first
+    speeds: list[float] = []  # of each report's steps
     step = first
     while step < last:
         for group in optimizer.param_groups:
@@ -145,12 +149,16 @@ def train(
         step += 1
         if step - first == warm:
             synchronize(device)
-            timed_from, timed_step = time.time(), step
+            timed_from = time.time()
+            last_time, last_step = timed_from, step
         if step % report_every == 0 or step == last:
             losses += [float(x) for x in torch.stack(waiting)]
             waiting.clear()
             now = time.time()
-            speed = (step - timed_step) * tokens_a_step / max(now - timed_from, 1e-9)
+            speed = (step - last_step) * tokens_a_step / max(now - last_time, 1e-9)
+            if step > warm + first:
+                speeds.append(speed)
+            last_time, last_step = now, step
             left = (last - step) * tokens_a_step / speed if speed else math.nan
             progress(step, loss=losses[-1], tokens_per_second=speed, seconds_left=left)
             if not math.isfinite(losses[-1]):
@@ -159,16 +167,14 @@ def train(
                 break
             if checkpoint_every and step % checkpoint_every == 0:
                 save_now(step)
-                timed_from += time.time() - now  # writing a checkpoint is no training
-    synchronize(device)
-    elapsed = time.time() - timed_from
+                last_time = time.time()  # writing a checkpoint is no training
     if step < last or checkpoint_every:
         save_now(step)
-    timed = step - timed_step
     return {
         "steps": step,
         "losses": losses,
-        "tokens_per_second": timed * tokens_a_step / elapsed if timed > 0 else None,
+        "tokens_per_second": statistics.median(speeds) if speeds else None,
+        "speeds": [round(speed) for speed in speeds],
         "seconds_first_steps": round(timed_from - start, 1),
     }
 

@@ -23,6 +23,7 @@ from ..common.train import Schedule, train
 RUNS: dict[str, tuple[str, str, bool]] = {
     "sdpa_cudnn": ("sdpa_cudnn", "model", False),
     "attn": ("attn", "model", False),
+    "attn_again": ("attn", "model", False),
     "sdpa_flash": ("sdpa_flash", "model", False),
     "repeat": ("sdpa_cudnn", "model", True),
     "eager": ("eager", "", False),
