@@ -50,10 +50,11 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
     parser.add_argument("--toy", action="store_true", help="small, on a CPU, no result")
     parser.add_argument("--device", default=device, choices=["cpu", "cuda"])
-    parser.add_argument("--data", type=Path, help="folder with token files")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="has token files; data")
     parser.add_argument("--out", type=Path, help="where result.json goes; the experiment's folder")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="nothing starts after")
     parser.add_argument("--resume", action="store_true", help="goes on from what --out has")
+    parser.add_argument("--no-checkpoint", action="store_true", help="one takes 1.5 GB")
     parser.add_argument("--seed", type=int, default=1)
     experiment.add_options(parser)
     return parser

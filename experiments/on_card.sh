@@ -95,7 +95,7 @@ run() { # run FOLDER NAME SECONDS ARGUMENT...: into OUT/FOLDER
   if ((most <= 25)); then say "$folder: no time left" && return; fi
   say "$folder: at most $most s"
   timeout --signal=INT --kill-after=5 "$most" "$python" -m experiments run "$name" --device cuda --data "$data" --out "$out/$folder" \
-    --minutes "$(awk "BEGIN { print ($most - 15) / 60 }")" "${extra[@]}" "$@" >>"$out/$folder.txt" 2>&1
+    --minutes "$(awk "BEGIN { print ($most - 15) / 60 }")" --no-checkpoint "${extra[@]}" "$@" >>"$out/$folder.txt" 2>&1
   say "$folder: exit $?: $(tail -n 1 "$out/$folder.txt" | cut -c 1-200)"
   pack
 }
@@ -121,10 +121,10 @@ for part in "${parts[@]}"; do
   case $name in
     gpt2)
       compile_gpt2 "${STEPS:-300}" sdpa_cudnn attn sdpa_flash
-      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,attn_again,repeat,sdpa_flash,eager:80}" --no-checkpoint)
+      arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,attn_again,repeat,sdpa_flash,eager:80}")
       ;;
     gpt2_dropout) # shorter: masks differ between libraries, so that means are compared
-      arguments=(--steps 100 --runs "attn,sdpa_flash,sdpa_cudnn" --dropout 0.1 --no-checkpoint)
+      arguments=(--steps 100 --runs "attn,sdpa_flash,sdpa_cudnn" --dropout 0.1)
       ;;
     *) ;;
   esac

@@ -93,14 +93,12 @@ def one(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     keys = ("batch", "heads", "head_dim", "length", "dropout", "seed")
-    result: dict[str, Any] = {
-        "about": results.about(options.device),
-        "options": {key: getattr(options, key) for key in keys},
-        "rows": {},
-    }
+    result = results.begin(options, keys)
     for name in options.runs.split(","):
         if time.time() > options.deadline:
             break
+        if name in result["rows"]:
+            continue
         result["rows"][name] = results.apart(one, name, options)
         results.write_json(options.out / "result.json", result)
     return result

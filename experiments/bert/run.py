@@ -130,11 +130,7 @@ def one(name: str, texts: list[Any], options: argparse.Namespace) -> dict[str, A
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     keys = ("size", "batch", "length", "steps", "rate", "seed")
-    result: dict[str, Any] = {
-        "about": results.about(options.device),
-        "options": {key: getattr(options, key) for key in keys},
-        "rows": {},
-    }
+    result = results.begin(options, keys)
     if options.toy:
         texts = batches.toy_sequences(options.length)
     else:
@@ -142,6 +138,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name in options.runs.split(","):
         if time.time() > options.deadline:
             break
+        if name in result["rows"]:
+            continue
         result["rows"][name] = results.apart(one, name, texts, options)
         results.write_json(options.out / "result.json", result)
     return result

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,16 @@ def about(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def begin(options: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """A result without rows; with --resume the rows that options.out has, but failures."""
+    rows: dict[str, Any] = {}
+    file = options.out / "result.json"
+    if options.resume and file.exists():
+        rows = {n: row for n, row in read_json(file)["rows"].items() if "error" not in row}
+    chosen = {key: getattr(options, key) for key in keys}
+    return {"about": about(options.device), "options": chosen, "rows": rows}
 
 
 def card(device: str) -> str:

@@ -169,15 +169,13 @@ def one(attention: str, kind: str, options: argparse.Namespace) -> dict[str, Any
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     keys = ("size", "contexts", "batches", "kinds")
-    result: dict[str, Any] = {
-        "about": results.about(options.device),
-        "options": {key: getattr(options, key) for key in keys},
-        "rows": {},
-    }
+    result = results.begin(options, keys)
     for kind in options.kinds.split(","):
         for attention in options.runs.split(","):
             if time.time() > options.deadline:
                 break
+            if any(name.startswith(f"{attention}/{kind}/") for name in result["rows"]):
+                continue
             found = results.apart(one, attention, kind, options)
             result["rows"] |= found.get("rows", {f"{attention}/{kind}": found})
             result["card"] = found.get("card", result.get("card", ""))

@@ -47,7 +47,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--checkpoint-every", type=int, default=0)
-    parser.add_argument("--no-checkpoint", action="store_true", help="one takes 1.5 GB")
     parser.add_argument("--no-compile", action="store_true")
 
 
@@ -137,16 +136,13 @@ def validate(loss_of: Any, options: argparse.Namespace, count: int = 16) -> floa
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     file = options.out / "result.json"
-    result: dict[str, Any] = {"about": results.about(options.device), "rows": {}}
-    if options.resume and file.exists():
-        result["rows"] = results.read_json(file)["rows"]
     keys = ("size", "context", "batch", "micro_batches", "steps", "rate", "dropout", "seed")
-    result["options"] = {key: getattr(options, key) for key in keys}
+    result = results.begin(options, keys)
     for planned in options.runs.split(","):
         name, _, stop = planned.partition(":")
         steps = int(stop or options.steps)
         done = result["rows"].get(name, {})
-        if "error" not in done and done.get("steps", -1) >= steps:
+        if done.get("steps", -1) >= steps:
             continue
         if time.time() > options.deadline:
             break

@@ -102,6 +102,10 @@ def one(attention: str, n: int, stop: int, options: argparse.Namespace) -> dict[
         micro_batches=batch // micro,
         stop=stop,
         seconds=options.deadline - time.time(),
+        checkpoint=None
+        if options.no_checkpoint
+        else options.out / f"{attention}_{n}.checkpoint.pt",
+        resume=options.resume,
     )
     row["peak_megabytes"] = timing.peak_megabytes(device)
     row["sequences_in_a_micro_batch"] = micro
@@ -122,17 +126,15 @@ def one(attention: str, n: int, stop: int, options: argparse.Namespace) -> dict[
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     keys = ("size", "tokens", "steps", "rate", "seed")
-    result: dict[str, Any] = {
-        "about": results.about(options.device),
-        "options": {key: getattr(options, key) for key in keys},
-        "rows": {},
-    }
+    result = results.begin(options, keys)
     for planned in options.runs.split(","):
         if time.time() > options.deadline:
             break
         name, _, stop = planned.partition(":")
         attention, n = name.split("/")
         steps = int(stop or options.steps)
+        if result["rows"].get(name, {}).get("steps", -1) >= steps:
+            continue
         result["rows"][name] = results.apart(one, attention, int(n), steps, options)
         results.write_json(options.out / "result.json", result)
     return result

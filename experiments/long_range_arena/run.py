@@ -218,8 +218,7 @@ def one(
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    result: dict[str, Any] = {"about": results.about(options.device), "rows": {}, "known": {}}
-    result["options"] = {"rate": options.rate, "steps": options.steps, "dropout": options.dropout}
+    result = results.begin(options, ("rate", "steps", "dropout")) | {"known": {}}
     steps = {n: int(count) for n, _, count in (s.partition(":") for s in options.steps.split(","))}
     loaded: dict[str, tasks.Task] = {}
     for planned in options.runs.split(","):
@@ -231,6 +230,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for seed in range(int(first), int(last or first) + 1):
             if time.time() > options.deadline:
                 return result
+            if f"{name}/{kind}/{seed}" in result["rows"]:
+                continue
             row = results.apart(one, name, kind, seed, steps[name], loaded[name], options)
             result["rows"][f"{name}/{kind}/{seed}"] = row
             results.write_json(options.out / "result.json", result)

@@ -87,8 +87,7 @@ def one(
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    result: dict[str, Any] = {"about": results.about(options.device), "rows": {}}
-    result["options"] = {key: getattr(options, key) for key in ("tokens", "steps", "seed")}
+    result = results.begin(options, ("tokens", "steps", "seed"))
     result["paper"] = {
         "on": "8 A100",
         "columns": ["Megatron-LM", "FlashAttention", "FlashAttention-2"],
@@ -101,6 +100,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 if time.time() > options.deadline:
                     return result
                 name = f"{cell}/{attention}" + ("/checkpoint" if is_checkpointed else "")
+                if name in result["rows"]:
+                    continue
                 result["rows"][name] = results.apart(one, cell, attention, is_checkpointed, options)
                 results.write_json(options.out / "result.json", result)
     return result
