@@ -55,7 +55,7 @@ TEST(KeyWords, OfHeadsAndBatchesWhereTheyDiffer) {
 TEST(Workspace, HoldsPartialResultsAndWords) {
   const std::string sizes = "b2_sq100_sk5000_h4_d128_bf16";
   EXPECT_EQ(bytes(sizes), 0);
-  constexpr std::int64_t kPartial = 3 * 2 * 4 * 100 * (128 + 1) * 4 + 4;  // and the piece's blocks
+  constexpr std::int64_t kPartial = 3 * 2 * 4 * 100 * (128 + 2) * 4 + 4;  // and the piece's blocks
   EXPECT_EQ(bytes(sizes, 3), kPartial);
   // Whichever kernel the tensors lead to: forward_simt has the most words here, of 4 parts of 16
   // rows, for each batch entry, since tensors may come with lengths.
@@ -73,7 +73,7 @@ TEST(Workspace, HoldsPartialResultsAndWords) {
   }
   EXPECT_EQ(most, largest);
   // An odd number of floats before them.
-  constexpr std::int64_t kOdd = 3 * 1 * 1 * 1 * (2 + 1) * 4;
+  constexpr std::int64_t kOdd = 3 * 1 * 1 * 1 * (2 + 2) * 4;
   EXPECT_EQ(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3) % 8, 0);
   EXPECT_GT(bytes("b1_sq1_sk900_h1_d2_f32" + kBlocks, 3), kOdd);
 }

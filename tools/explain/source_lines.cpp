@@ -67,7 +67,7 @@ std::vector<SourceLine> all_lines() {
                    {"flash_attention_2", "store", kFlash2, "store_row<Element, C::kHeadDimV>"},
                    {"flash_decoding", "split", kFlash2, "Kernel{p, e, QueryTile<C>::at"},
                    {"flash_decoding", "load", kFlash2, "load_k(stage ^ 1, k, list.block());"},
-                   {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = lse"},
+                   {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = used"},
                    {"flash_decoding", "weigh", kCombine, "top + logf(sum)"},
                    {"flash_decoding", "merge", kCombine, "add(o, to, share, first, splits);"},
                    {"backward", "begin", kBackwardRows, "sum[i] = {0, 0, 0, 0};"},

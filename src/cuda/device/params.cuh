@@ -87,6 +87,13 @@ struct alignas(8) RowSums {
   float m, l;
 };
 
+// LSE of a row over a part of the keys, as the sum of two numbers: `lse`, and what rounding took
+// from it. Example: 300 keys with -1e30 added to each score have lse -1e30 and rest log 300, so
+// that this part is worth three times one of 100 such keys.
+struct alignas(8) PartialLse {
+  float lse, rest;
+};
+
 struct ForwardParams : ProblemParams {
   void* o;
   float* lse;  // null when not asked for
@@ -97,7 +104,7 @@ struct ForwardParams : ProblemParams {
   // Partial results of splits: o [num_splits][batch][heads_q][seqlen_q][head_dim_v], lse
   // [num_splits][batch][heads_q][seqlen_q]; null when num_splits is 1.
   float* partial_o;
-  float* partial_lse;
+  PartialLse* partial_lse;
 
   int page_size;
   // Keys are cut into num_splits pieces of least_blocks blocks. Where a sequence's own length says
@@ -138,7 +145,7 @@ struct ForwardParams : ProblemParams {
 // [head_dim_v], lse [splits][rows].
 struct OtherPart {
   const float* o;
-  const float* lse;
+  const PartialLse* lse;
   long long rows;  // of one split
   int splits;
   // Rows are [batch][heads_q][seqlen_q]; as_one: [heads_q][seqlen_q] with the queries of all

@@ -74,9 +74,10 @@ device::OtherPart other_part(const PrefixPass& part, std::byte* workspace) {
   device::OtherPart other{};
   other.rows = p.batch * p.heads_q * p.seqlen_q;
   other.splits = part.pass.parameters.num_splits;
-  const auto* const o = reinterpret_cast<const float*>(workspace + part.pass.workspace_offset);
-  other.o = o;
-  other.lse = o + other.rows * other.splits * p.head_dim_v;
+  const std::byte* const results = workspace + part.pass.workspace_offset;
+  other.o = reinterpret_cast<const float*>(results);
+  other.lse = reinterpret_cast<const device::PartialLse*>(
+      results + partial_lse_offset(other.rows * other.splits, p.head_dim_v).value());
   other.seqlen_q = static_cast<int>(p.seqlen_q);
   other.as_one = part.as_one ? 1 : 0;
   return other;

@@ -21,7 +21,8 @@ using core::Size;
 Size partial_rows(const Problem& p, std::int32_t num_splits) { return all_rows(p) * num_splits; }
 Size partial_bytes(const Problem& p, KeySplits splits) {
   if (!splits.apart()) return 0;
-  return partial_rows(p, splits.count) * (p.head_dim_v + 1) * sizeof(float) + sizeof(int);
+  const Size rows = partial_rows(p, splits.count);
+  return partial_lse_offset(rows, p.head_dim_v) + rows * sizeof(device::PartialLse) + sizeof(int);
 }
 Size key_windows(const Problem& p, const ForwardConfig& config) {
   // A list of blocks: how many pairs of them there are, and the pairs.
@@ -33,6 +34,10 @@ Size key_windows(const Problem& p, const ForwardConfig& config) {
 }
 
 }  // namespace
+
+Size partial_lse_offset(Size rows, std::int64_t head_dim_v) {
+  return core::round_up(rows * head_dim_v * sizeof(float), alignof(device::PartialLse));
+}
 
 Size key_words_offset(const Problem& p, KeySplits splits) {
   return core::round_up(partial_bytes(p, splits), alignof(device::KeyWord));
@@ -111,10 +116,12 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
   }
   if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
   if (config.splits) {
+    auto* const partial = static_cast<std::byte*>(workspace);
     to.partial_o = static_cast<float*>(workspace);
     // A pass over a part of the sequences has fewer queries than the problem.
     const Size rows = Size(p.batch) * p.heads_q * to.seqlen_q * to.num_splits;
-    to.partial_lse = to.partial_o + (rows * p.head_dim_v).value();
+    to.partial_lse = reinterpret_cast<device::PartialLse*>(
+        partial + partial_lse_offset(rows, p.head_dim_v).value());
     if (config.fills_grid) {
       to.piece_blocks = reinterpret_cast<int*>(to.partial_lse + rows.value());
     }

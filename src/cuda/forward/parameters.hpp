@@ -1,6 +1,7 @@
 // Parameters of the forward kernels for the tensors of a call.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 #include "attn/run.hpp"
@@ -21,6 +22,9 @@ device::ForwardParams forward_parameters(const Problem& problem, const ForwardCo
 void fill_forward_tensors(device::ForwardParams& to, const Problem& problem,
                           const ForwardConfig& config, const Inputs& inputs, const Outputs& outputs,
                           void* workspace);
+
+// The offset, in bytes, of LSE among partial results, behind O of so many rows of all splits.
+core::Size partial_lse_offset(core::Size rows, std::int64_t head_dim_v);
 
 // Words of blocks of keys (src/cuda/device/schedule/key_words.cuh), 8 bytes each; 0 unless
 // config.classified.

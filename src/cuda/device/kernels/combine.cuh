@@ -1,6 +1,7 @@
 // Merges the partial results of splits: LSE = log sum exp(LSE_s), O = sum exp(LSE_s - LSE) O_s
-// (Flash-Decoding). Several threads share a column of O, each with some of the splits, so that the
-// loads of a row are on their way together; their sums are added in a fixed order.
+// (Flash-Decoding). LSE_s are sums of two numbers (PartialLse). Several threads share a column of
+// O, each with some of the splits, so that the loads of a row are on their way together; their sums
+// are added in a fixed order.
 //
 // Reads of C (kernels/combine_shape.hpp):
 //   Element        of O: Float32, BFloat16 or Float16
@@ -123,7 +124,7 @@ struct Combine {
   // Where the row has its partial results of a split.
   struct Source {
     const float* o;
-    const float* lse;
+    const PartialLse* lse;
   };
   ATTN_DEVICE Source source(const Place& to, int split) const {
     if constexpr (C::kOtherParts > 0) {
@@ -149,8 +150,8 @@ struct Combine {
     return {p.partial_o + at * C::kHeadDimV, p.partial_lse + at};
   }
 
-  ATTN_DEVICE float partial_lse(const Place& to, int split, int splits) const {
-    return split < splits ? *source(to, split).lse : minus_infinity();
+  ATTN_DEVICE PartialLse partial_lse(const Place& to, int split, int splits) const {
+    return split < splits ? *source(to, split).lse : PartialLse{minus_infinity(), 0};
   }
 
   ATTN_DEVICE void run() const {
@@ -160,7 +161,7 @@ struct Combine {
     // The sum of LSE over the splits that attend to something, and their number.
     float only = 0, parts = 0;
     for (int split = lane(); split < splits; split += 32) {
-      const float lse = partial_lse(to, split, splits);
+      const float lse = partial_lse(to, split, splits).lse;
       top = fmaxf(top, lse);
       if (lse == minus_infinity()) continue;
       only += lse;
@@ -179,8 +180,9 @@ struct Combine {
       for (int i = 0; i < kWide; ++i) o[set][i] = 0;
     }
     for (int first = 0; first < splits; first += 32) {
-      const float lse = partial_lse(to, first + lane(), splits);
-      const float share = alone ? (lse == minus_infinity() ? 0 : 1) : expf(lse - from);
+      const PartialLse part = partial_lse(to, first + lane(), splits);
+      const float share =
+          alone ? (part.lse == minus_infinity() ? 0 : 1) : expf(part.lse - from + part.rest);
       sum += share;
       add(o, to, share, first, splits);
     }

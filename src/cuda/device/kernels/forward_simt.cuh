@@ -349,14 +349,15 @@ struct ForwardSimt {
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
-    const float m = t.m[r] * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
-    const Denominator d = denominator<C::kSink, false>(m, l, sink);
+    const TwoFloats m =
+        product(t.m[r], Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
+    const Denominator d = denominator<C::kSink, false, C::kSplits>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     const float lse = used ? d.lse : minus_infinity();
     store_row(t, r, factor, !used || l == 0);  // zeros whatever V holds
     if (member() != 0) return;
     if constexpr (C::kSplits) {
-      p.partial_lse[tile.partial_row(p, query, head)] = lse;
+      p.partial_lse[tile.partial_row(p, query, head)] = used ? d.part : nothing_seen();
     } else if (p.lse != nullptr) {
       p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
     }

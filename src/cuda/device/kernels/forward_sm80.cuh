@@ -61,7 +61,7 @@ struct ForwardSm80 {
   static constexpr int kRows = C::kBlockM / C::kWarps;  // of a warp
   static constexpr int kTiles = kRows / 16;
   static constexpr int kSteps = TileK::kChunks / 2;
-  static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  static constexpr float kLog2E = 1.4426950408889634f;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   static_assert(kRows == 16 || kRows == 32);
   static_assert(C::kBlockN % (C::kDropout ? 32 : 16) == 0 && (C::kStages == 1 || C::kStages == 2));
@@ -299,11 +299,9 @@ struct ForwardSm80 {
     if constexpr (C::kSink) {
       if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
     }
-    float top = w.softmax[m].r[i] * kLn2;
-    if constexpr (Expressions::kHasScore) {
-      if (is_far(w.softmax[m].r[i])) top = w.softmax[m].m[i] * Expressions::kScoreFactor;
-    }
-    const Denominator d = denominator<C::kSink, true>(top, l, sink);
+    const TwoFloats top = natural_top<Expressions::kHasScore>(w.softmax[m].r[i], w.softmax[m].m[i],
+                                                              Expressions::kScoreFactor);
+    const Denominator d = denominator<C::kSink, true, C::kSplits>(top, l, sink);
     const float lse = used ? d.lse : minus_infinity();
     float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     if (C::kUsedQ && !used) factor = 0;  // l may be NaN
@@ -323,7 +321,7 @@ struct ForwardSm80 {
       for (int j = 0; j < C::kHeadDimV / 8; ++j) {
         o[4 * j] = {w.o[m][4 * j + 2 * i] * factor, w.o[m][4 * j + 2 * i + 1] * factor};
       }
-      if (lane() % 4 == 0) p.partial_lse[part] = lse;
+      if (lane() % 4 == 0) p.partial_lse[part] = used ? d.part : nothing_seen();
     } else {
       char* o = static_cast<char*>(p.o) + 2 * tile.query_row(p.o_strides, query, head);
       store_row<Element, C::kHeadDimV>(w.o[m], i, factor, o, exists);

@@ -80,7 +80,7 @@ struct ForwardFewRows {
   static constexpr int kThreads = 32 * C::kWarps, kKeys = Layout::kKeys;
   static constexpr int kTiles = C::kBlockM / 16;
   static constexpr int kSteps = TileK::kChunks / 2;
-  static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  static constexpr float kLog2E = 1.4426950408889634f;
   // Where sequences have lengths of their own, thread blocks stay, and take long pieces first.
   static constexpr bool kStays = (C::kUsedK || C::kPackedK) && !C::kKeyList;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
@@ -357,7 +357,8 @@ struct ForwardFewRows {
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
-    const Denominator d = denominator<C::kSink, true>(is_far_row(r) ? m * c : r * kLn2, l, sink);
+    const Denominator d = denominator<C::kSink, true, C::kSplits>(
+        natural_top<Expressions::kHasScore>(r, m, Expressions::kScoreFactor), l, sink);
     const float lse = used ? d.lse : minus_infinity();
     // Rows that see nothing are 0 whatever V holds.
     const bool empty = !used || l == 0;
@@ -366,7 +367,7 @@ struct ForwardFewRows {
     if (C::kSplits && !whole) {
       const long long part = tile.partial_row(p, query, head);
       *reinterpret_cast<Four*>(p.partial_o + part * C::kHeadDimV + column) = o;
-      if (column == 0) p.partial_lse[part] = lse;
+      if (column == 0) p.partial_lse[part] = used ? d.part : nothing_seen();
     } else {
       char* to = static_cast<char*>(p.o) + 2 * (tile.query_row(p.o_strides, query, head) + column);
       *reinterpret_cast<FourElements*>(to) = {Element::pack(o.x[0], o.x[1]),

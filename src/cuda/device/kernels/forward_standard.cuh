@@ -81,9 +81,9 @@ struct ForwardStandard {
     const float from = top == minus_infinity() ? 0 : top;
     for (int key = Row::lane(); key < length_k(); key += 32) l += exp2f((s[key] - from) * c);
     l = Row::warp_sum(l);
-    const float m = top * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
+    const TwoFloats m = product(top, Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
     const float sink = C::kSink ? p.sink[head] : minus_infinity();
-    const Denominator d = denominator<C::kSink, false>(m, l, sink);
+    const Denominator d = denominator<C::kSink, false, false>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     const auto dropout = dropout_of<C::kRngState>(p);
     const auto pair = static_cast<unsigned>(step.tile.sequence.batch * p.heads_q + head);

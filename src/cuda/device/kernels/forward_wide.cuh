@@ -58,7 +58,7 @@ struct ForwardWide : Place_ {
   using Place::kAllColumns, Place::kColumns, Place::kGroupsOfO, Place::kKeys, Place::kWarpsOfGroup;
   // The threads that ask for K and V, from which one on.
   static constexpr int kLoaders = 32 * C::kWarps - Place::kFirstLoader;
-  static constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+  static constexpr float kLog2E = 1.4426950408889634f;
   static constexpr float kNothing = -1;  // in a factor's place: the row is 0 whatever O holds
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   static_assert(C::kStages == 1 || C::kStages == 2);
@@ -262,17 +262,15 @@ struct ForwardWide : Place_ {
       if constexpr (C::kSink) {
         if (exists && (!C::kSplits || tile.split == 0)) sink = p.sink[head];
       }
-      float top = w.softmax.r[i] * kLn2;
-      if constexpr (Expressions::kHasScore) {
-        if (is_far(w.softmax.r[i])) top = w.softmax.m[i] * Expressions::kScoreFactor;
-      }
-      const Denominator d = denominator<C::kSink, true>(top, l[i], sink);
+      const TwoFloats top = natural_top<Expressions::kHasScore>(w.softmax.r[i], w.softmax.m[i],
+                                                                Expressions::kScoreFactor);
+      const Denominator d = denominator<C::kSink, true, C::kSplits>(top, l[i], sink);
       const float lse = used ? d.lse : minus_infinity();
       const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
       of_row(in_tile, kWarpsOfGroup) = !used || l[i] == 0 ? kNothing : factor;
       if (!exists) continue;
       if constexpr (C::kSplits) {
-        p.partial_lse[tile.partial_row(p, query, head)] = lse;
+        p.partial_lse[tile.partial_row(p, query, head)] = used ? d.part : nothing_seen();
       } else if (p.lse != nullptr) {
         p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
       }

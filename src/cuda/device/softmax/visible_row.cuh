@@ -155,10 +155,10 @@ struct VisibleRow {
     if constexpr (C::kSink) {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
-    const float m = top * (Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
-    const Denominator end = denominator<C::kSink, false>(m, l, sink);
+    const TwoFloats m = product(top, Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
+    const Denominator end = denominator<C::kSink, false, C::kSplits>(m, l, sink);
     if constexpr (kStoresLse) {
-      if (lane() == 0) store_lse(end.lse, query, head);
+      if (lane() == 0) store_lse(end, query, head);
     }
     float factor = end.inverse;
     if constexpr (C::kDropout) factor *= p.dropout_scale;
@@ -168,11 +168,11 @@ struct VisibleRow {
       if (inside(i)) to[32 * i + lane()] = Scalar<StoredElement>::to(o[i] * factor);
     }
   }
-  ATTN_DEVICE void store_lse(float lse, int query, int head) const {
+  ATTN_DEVICE void store_lse(const Denominator& end, int query, int head) const {
     if constexpr (C::kSplits) {
-      p.partial_lse[tile.partial_row(p, query, head)] = lse;
+      p.partial_lse[tile.partial_row(p, query, head)] = end.part;
     } else if (p.lse != nullptr) {
-      p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
+      p.lse[tile.query_row(p.lse_strides, query, head)] = end.lse;
     }
   }
   // The address that the row is stored to.

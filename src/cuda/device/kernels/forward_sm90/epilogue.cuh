@@ -40,12 +40,12 @@ struct ForwardSm90Epilogue {
            r.query;
   }
 
-  // What ends the two rows of a thread: LSE, and what O must be multiplied by.
+  // What ends the two rows of a thread: LSE, with kSplits also its rest (PartialLse), and what O
+  // must be multiplied by.
   struct RowEnds {
-    float lse[2], factor[2];
+    float lse[2], rest[C::kSplits ? 2 : 1], factor[2];
   };
   ATTN_DEVICE RowEnds ends_of(const OnlineSoftmax& softmax, int slot) const {
-    constexpr float kLn2 = 0.6931471805599453f;
     const Own t = tiles.own_at(slot);
     RowEnds ends;
 #pragma unroll
@@ -56,12 +56,16 @@ struct ForwardSm90Epilogue {
       if constexpr (C::kSink) {
         if (!C::kSplits || t.w.split == 0) sink = tiles.p.sink[r.head];
       }
-      float top = softmax.r[i] * kLn2;
-      if constexpr (Tiles::kFar) {
-        if (is_far(softmax.r[i])) top = softmax.m[i] * Expressions::kScoreFactor;
+      const TwoFloats top =
+          natural_top<Tiles::kFar>(softmax.r[i], softmax.m[i], Expressions::kScoreFactor);
+      const Denominator end = denominator<C::kSink, true, C::kSplits>(top, l, sink);
+      if constexpr (C::kSplits) {
+        const PartialLse part = r.used ? end.part : nothing_seen();
+        ends.lse[i] = part.lse;
+        ends.rest[i] = part.rest;
+      } else {
+        ends.lse[i] = r.used ? end.lse : minus_infinity();
       }
-      const Denominator end = denominator<C::kSink, true>(top, l, sink);
-      ends.lse[i] = r.used ? end.lse : minus_infinity();
       ends.factor[i] = r.used ? end.inverse : 0.f;
       if constexpr (Tiles::kJudgesLate) {
         if (r.used && l > OnlineSoftmax::kLost) ends.factor[i] = not_a_number();
@@ -71,7 +75,7 @@ struct ForwardSm90Epilogue {
     }
     return ends;
   }
-  ATTN_DEVICE void write_lse(const Own& t, const float (&lse)[2]) const {
+  ATTN_DEVICE void write_lse(const Own& t, const RowEnds& ends) const {
     if (threadIdx.x % 4 != 0) return;
     const Sequence& q = t.w.sequence;
 #pragma unroll
@@ -79,11 +83,11 @@ struct ForwardSm90Epilogue {
       const Row r = row_of(t, i);
       if (!r.exists) continue;
       if constexpr (C::kSplits) {
-        tiles.p.partial_lse[partial_row(t.w, r)] = lse[i];
+        tiles.p.partial_lse[partial_row(t.w, r)] = {ends.lse[i], ends.rest[i]};
       } else if (tiles.p.lse != nullptr) {
         tiles.p.lse[(C::kPackedQ ? 0 : q.batch * tiles.p.lse_strides.batch) +
                     r.head * tiles.p.lse_strides.head +
-                    (q.row_q + r.query) * tiles.p.lse_strides.row] = lse[i];
+                    (q.row_q + r.query) * tiles.p.lse_strides.row] = ends.lse[i];
       }
     }
   }
@@ -137,7 +141,7 @@ struct ForwardSm90Epilogue {
   // Ends a tile: LSE and O go to memory from registers.
   ATTN_DEVICE void write(State& c, int slot, const RowEnds& ends) const {
     const Own t = tiles.own_at(slot);
-    write_lse(t, ends.lse);
+    write_lse(t, ends);
     clear_unused_rows(c, t);
     const bool finite = is_finite(c, ends);
 #pragma unroll
@@ -178,10 +182,10 @@ struct ForwardSm90Epilogue {
         }
         bulk_commit();
       }
-      write_lse(t, ends.lse);
+      write_lse(t, ends);
       if (elect_one()) bulk_wait_read();
     } else {
-      write_lse(t, ends.lse);
+      write_lse(t, ends);
       const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
       char* const o = row_address(first, row_of(first, 0));
       copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, warp_row(), [&](int row) {
