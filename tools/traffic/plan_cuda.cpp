@@ -49,7 +49,7 @@ struct Tiles {
         sum[Operand::v].read += bytes(keys, p.head_dim_v);
       }
       if (splits > 1) {
-        const double part = 4.0 * static_cast<double>(rows * (p.head_dim_v + 1)) * splits;
+        const double part = 4.0 * static_cast<double>(rows * (p.head_dim_v + 2)) * splits;
         sum[Operand::partial].read += part;
         sum[Operand::partial].written += part;
       }
