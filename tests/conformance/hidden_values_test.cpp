@@ -274,10 +274,11 @@ TEST_P(HiddenValues, OfRowsReachNoKeyThatTheyDoNotSee) { check(false, true); }
 INSTANTIATE_TEST_SUITE_P(
     Conformance, HiddenValues,
     ::testing::Values(
-        "b1_n150_h2_d40_causal_f32", "b2_sq70_sk150_hq4_hk2_d64_causal_bf16",
-        "b1_sq130_sk200_hq2_hk1_d64_window30x20_f16", "b1_n200_h1_d32_window9x5_bf16",
-        "b2_n96_h2_d16_butterfly4_f32/padded", "b2_sq3_sk300_hq4_hk2_d64_window40x0_bf16",
-        "b1_sq4_sk260_hq2_hk1_d72_causal_f32", "b2_sq2_sk200_h2_d64_window50x0_paged16_f16",
+        "b1_n150_h2_d40_causal_f32", "b2_sq2_sk150_hq4_hk2_d36_window40x0_f64",
+        "b2_sq70_sk150_hq4_hk2_d64_causal_bf16", "b1_sq130_sk200_hq2_hk1_d64_window30x20_f16",
+        "b1_n200_h1_d32_window9x5_bf16", "b2_n96_h2_d16_butterfly4_f32/padded",
+        "b2_sq3_sk300_hq4_hk2_d64_window40x0_bf16", "b1_sq4_sk260_hq2_hk1_d72_causal_f32",
+        "b2_sq2_sk200_h2_d64_window50x0_paged16_f16",
         "b2_sq60_sk150_hq4_hk2_d64_window20x0_paged16_bf16",
         "b3_sq90_sk100_hq4_hk2_d32_causal_packed_f32",
         "b2_n130_h2_d64_softcap10_alibi_bias_window40x0_sink_dropout0.2_seed3_f32",

@@ -41,6 +41,7 @@ struct Scratch {
     for (int i = 0; i < kChunkBlocks; ++i) {
       ChunkBlock& block = blocks == nullptr ? counted : blocks[i];
       block.keys.v = nullptr;
+      block.keys.in_place = false;
       c.take(block.keys.k, k);
       c.take(block.keys.k_t, static_cast<std::size_t>(dim) * kTileLd);
       c.take(block.keys.v_t, static_cast<std::size_t>(dim_v) * kTileLd);

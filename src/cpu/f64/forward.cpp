@@ -1,5 +1,6 @@
 // FlashAttention-2, algorithm 1, in double: a task holds some Q blocks with their O, and passes
-// over the keys once for all of them.
+// over the keys once for all of them. It packs keys, but for so few rows that reading K and V is
+// what takes the time.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,6 +15,9 @@ namespace {
 
 // The least finite number, so that e^(-inf - m) is 0 and never NaN.
 constexpr double kStart = -std::numeric_limits<double>::max();
+
+// Rows of a sequence and K, V head whose keys are not packed.
+constexpr std::int64_t kFewRows = 4;
 
 struct Block {
   QueryRows rows;
@@ -60,6 +64,8 @@ class Forward {
 
  private:
   void run_rows(const core::Sequence& sequence, int head_k, const RowTask& task, Scratch& s) const {
+    const std::int64_t queries = a_.problem.key_list > 0 ? 1 : sequence.length_q;
+    s.keys.in_place = queries * a_.group <= kFewRows;  // not by the task: threads decide its rows
     const auto blocks = static_cast<int>(core::ceil_div(task.rows, kRows));
     for (int i = 0; i < blocks; ++i) {
       Block& block = s.blocks[i];
@@ -122,6 +128,14 @@ class Forward {
       Tiles::drop(q, s.keys, s.tile, 1, s.tile.s);
     }
     const int ld = leading_dim_f64(a_.dim_v);
+    const bool careful = !s.keys.finite && tiles_.may_hide(coverage);
+    if (s.keys.in_place) {
+      for (int r = 0; r < q.count; ++r) {
+        tiles_.verbs().add_weighted(s.tile.s + r * kTileLd, s.keys.v_row, s.keys.keys, a_.dim_v,
+                                    alpha[r], careful, block.o + r * ld);
+      }
+      return;
+    }
     tiles_.verbs().multiply({.a = s.tile.s,
                              .a_row = kTileLd,
                              .a_step = 1,
@@ -133,7 +147,7 @@ class Forward {
                              .columns = whole_lines(a_.dim_v),
                              .depth = s.keys.keys,
                              .keep = alpha,
-                             .careful = !s.keys.finite && tiles_.may_hide(coverage)});
+                             .careful = careful});
   }
 
   // O / l and LSE of a finished block, with the sink's share of l where there is one.

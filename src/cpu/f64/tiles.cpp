@@ -61,12 +61,11 @@ void Tiles::load_keys(const core::Sequence& sequence, int head_k, int key0, int 
   block.key0 = key0;
   block.keys = keys;
   block.listed = nullptr;
-  const double *k[kBlockK], *v[kBlockK];
   for (int j = 0; j < keys; ++j) {
-    k[j] = row_of(sequence.k, key0 + j, head_k);
-    v[j] = row_of(sequence.v, key0 + j, head_k);
+    block.k_row[j] = row_of(sequence.k, key0 + j, head_k);
+    block.v_row[j] = row_of(sequence.v, key0 + j, head_k);
   }
-  load_rows_of_keys(k, v, may_hide, block);
+  load_rows_of_keys(may_hide, block);
 }
 
 void Tiles::load_keys(const core::Sequence& sequence, int head_k, const ListedKeys& keys,
@@ -74,21 +73,24 @@ void Tiles::load_keys(const core::Sequence& sequence, int head_k, const ListedKe
   block.key0 = 0;
   block.keys = keys.count;
   block.listed = keys.key;
-  const double *k[kBlockK], *v[kBlockK];
   const auto find = [&](const core::Rows& rows, const double** row) {
     const std::byte* at[kBlockK];
     keys.find(rows, head_k, at);
     for (int j = 0; j < keys.count; ++j) row[j] = reinterpret_cast<const double*>(at[j]);
   };
-  find(sequence.k, k);
-  find(sequence.v, v);
-  load_rows_of_keys(k, v, may_hide, block);
+  find(sequence.k, block.k_row);
+  find(sequence.v, block.v_row);
+  load_rows_of_keys(may_hide, block);
 }
 
-void Tiles::load_rows_of_keys(RowOfKey k, RowOfKey v, bool may_hide, Keys& block) const {
+void Tiles::load_rows_of_keys(bool may_hide, Keys& block) const {
   const int keys = block.keys;
   block.finite = true;
-  const auto load = [&](RowOfKey row, int dim, double* natural, double* transposed) {
+  if (block.in_place) {
+    block.finite = !may_hide;  // looking would take as long as what it might save
+    return;
+  }
+  const auto load = [&](const double* const* row, int dim, double* natural, double* transposed) {
     if (natural != nullptr) {
       for (int j = 0; j < keys; ++j) copy_row(row[j], dim, natural + j * leading_dim_f64(dim));
       if (may_hide) block.finite = block.finite && all_finite(natural, keys, dim);
@@ -99,8 +101,8 @@ void Tiles::load_rows_of_keys(RowOfKey k, RowOfKey v, bool may_hide, Keys& block
       std::fill_n(transposed + d * kTileLd + keys, whole_lines(keys) - keys, 0.0);
     }
   };
-  load(k, a_.dim, block.k, block.k_t);
-  load(v, a_.dim_v, block.v, block.v_t);
+  load(block.k_row, a_.dim, block.k, block.k_t);
+  load(block.v_row, a_.dim_v, block.v, block.v_t);
 }
 
 RowPoint Tiles::point(const QueryRows& q, int key0, int keys, int row, const double* scores) {
@@ -129,17 +131,24 @@ void Tiles::scores(const QueryRows& q, const double* q_rows, const Keys& keys,
                    expr::Coverage coverage, const Tile& t) const {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const int columns = whole_lines(keys.keys);
-  verbs_.multiply({.a = q_rows,
-                   .a_row = leading_dim_f64(a_.dim),
-                   .a_step = 1,
-                   .b = keys.k_t,
-                   .b_row = kTileLd,
-                   .c = t.s,
-                   .c_row = kTileLd,
-                   .rows = q.count,
-                   .columns = columns,
-                   .depth = a_.dim,
-                   .scale = a_.problem.scale()});
+  if (keys.in_place) {
+    for (int r = 0; r < q.count; ++r) {
+      verbs_.dots(q_rows + r * leading_dim_f64(a_.dim), keys.k_row, keys.keys, a_.dim,
+                  a_.problem.scale(), t.s + r * kTileLd);
+    }
+  } else {
+    verbs_.multiply({.a = q_rows,
+                     .a_row = leading_dim_f64(a_.dim),
+                     .a_step = 1,
+                     .b = keys.k_t,
+                     .b_row = kTileLd,
+                     .c = t.s,
+                     .c_row = kTileLd,
+                     .rows = q.count,
+                     .columns = columns,
+                     .depth = a_.dim,
+                     .scale = a_.problem.scale()});
+  }
   for (int r = 0; r < q.count && a_.has_score(); ++r) {
     double* const s = t.s + r * kTileLd;
     double* const raw = t.raw + r * kTileLd;

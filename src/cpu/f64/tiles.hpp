@@ -25,13 +25,16 @@ struct QueryRows {
 };
 
 // A packed block of keys: rows as they are, [kBlockK][leading_dim_f64], or transposed, [dim]
-// [kTileLd]. What a pass does not need is null.
+// [kTileLd]. What a pass does not need is null. in_place: nothing is packed, and k_row and v_row
+// say where each key lies.
 struct Keys {
   int key0 = 0;
   const std::int32_t* listed = nullptr;  // [keys]: their own indices, or -1; null: key0, key0 + 1
   int keys = 0;
   double *k = nullptr, *k_t = nullptr, *v = nullptr, *v_t = nullptr;
   bool finite = true;  // k and v hold no infinity and no NaN; only looked at where P may be 0
+  bool in_place = false;
+  const double *k_row[kBlockK], *v_row[kBlockK];
 };
 
 // Scratch of one tile.
@@ -100,8 +103,7 @@ class Tiles {
   const VerbsF64& verbs() const { return verbs_; }
 
  private:
-  using RowOfKey = const double* const*;  // [keys]: where the rows of K or V lie
-  void load_rows_of_keys(RowOfKey k, RowOfKey v, bool may_hide, Keys& block) const;
+  void load_rows_of_keys(bool may_hide, Keys& block) const;  // from k_row and v_row
   void apply_mask(const QueryRows& q, const Keys& keys, const Tile& t) const;
 
   const Attention& a_;

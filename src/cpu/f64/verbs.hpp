@@ -46,6 +46,13 @@ struct VerbsF64 {
   void (*probabilities)(double* s, int rows, int columns, const double* lse);
   // dp <- dS = P (dP - delta[row]), 0 where P is 0 whatever dP and delta.
   void (*score_gradient)(const double* p, double* dp, int rows, int columns, const double* delta);
+  // Of a few rows against keys where they lie: key j at row[j], of `dim` columns.
+  // s[j] <- scale q . row[j]
+  void (*dots)(const double* q, const double* const* row, int keys, int dim, double scale,
+               double* s);
+  // o[0, dim) <- alpha o + sum_j p[j] row[j][0, dim); careful: as of ProductF64.
+  void (*add_weighted)(const double* p, const double* const* row, int keys, int dim, double alpha,
+                       bool careful, double* o);
   // to[column][ld] <- from[row][0, columns), transposed.
   void (*transpose)(const double* const* row, int rows, int columns, double* to, int ld);
 };

@@ -174,12 +174,82 @@ static void transpose_f64(const double* const* row, int rows, int columns, doubl
   }
 }
 
+// kKeys keys at a time, whose sums do not wait for each other.
+template <int kKeys>
+ATTN_INLINE void dots_of(const double* q, const double* const* row, int dim, double scale,
+                         double* s) {
+  D acc[kKeys] = {};
+  int d = 0;
+  for (; d + kDoubles <= dim; d += kDoubles) {
+    const D x = load_d(q + d);
+#pragma GCC unroll 8
+    for (int j = 0; j < kKeys; ++j) acc[j] = fma(x, load_d(row[j] + d), acc[j]);
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < kKeys; ++j) {
+    double sum = sum_of_lanes(acc[j]);
+    for (int rest = d; rest < dim; ++rest) sum += q[rest] * row[j][rest];
+    s[j] = scale * sum;
+  }
+}
+
+static void dots_f64(const double* q, const double* const* row, int keys, int dim, double scale,
+                     double* s) {
+  int j = 0;
+  for (; j + 4 <= keys; j += 4) dots_of<4>(q, row + j, dim, scale, s + j);
+  for (; j < keys; ++j) dots_of<1>(q, row + j, dim, scale, s + j);
+}
+
+// kWidth vectors of columns.
+template <bool kCareful, int kWidth>
+ATTN_INLINE void add_columns(const double* p, const double* const* row, int keys, int column,
+                             double alpha, double* o) {
+  D acc[kWidth];
+#pragma GCC unroll 8
+  for (int w = 0; w < kWidth; ++w) acc[w] = load_d(o + column + w * kDoubles) * alpha;
+  for (int j = 0; j < keys; ++j) {
+    if (kCareful && p[j] == 0) continue;
+    const D x = set_double(p[j]);
+    const double* const v = row[j] + column;
+#pragma GCC unroll 8
+    for (int w = 0; w < kWidth; ++w) acc[w] = fma(x, load_d(v + w * kDoubles), acc[w]);
+  }
+#pragma GCC unroll 8
+  for (int w = 0; w < kWidth; ++w) store_d(o + column + w * kDoubles, acc[w]);
+}
+
+template <bool kCareful>
+static void add_weighted_of(const double* p, const double* const* row, int keys, int dim,
+                            double alpha, double* o) {
+  constexpr int kWidth = 8;
+  int d = 0;
+  for (; d + kWidth * kDoubles <= dim; d += kWidth * kDoubles) {
+    add_columns<kCareful, kWidth>(p, row, keys, d, alpha, o);
+  }
+  for (; d + kDoubles <= dim; d += kDoubles) {
+    add_columns<kCareful, 1>(p, row, keys, d, alpha, o);
+  }
+  for (; d < dim; ++d) {
+    double sum = alpha * o[d];
+    for (int j = 0; j < keys; ++j) sum += kCareful && p[j] == 0 ? 0 : p[j] * row[j][d];
+    o[d] = sum;
+  }
+}
+
+static void add_weighted_f64(const double* p, const double* const* row, int keys, int dim,
+                             double alpha, bool careful, double* o) {
+  careful ? add_weighted_of<true>(p, row, keys, dim, alpha, o)
+          : add_weighted_of<false>(p, row, keys, dim, alpha, o);
+}
+
 static constexpr VerbsF64 verbs_f64() {
   VerbsF64 verbs{};
   verbs.multiply = multiply_f64;
   verbs.softmax = softmax_f64;
   verbs.probabilities = probabilities_f64;
   verbs.score_gradient = score_gradient_f64;
+  verbs.dots = dots_f64;
+  verbs.add_weighted = add_weighted_f64;
   verbs.transpose = transpose_f64;
   return verbs;
 }
