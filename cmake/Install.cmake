@@ -19,7 +19,7 @@ if(TARGET attn_command)
             DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
   endif()
 endif()
-install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
+install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h*")
 install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_package_dir})
 
 configure_package_config_file(cmake/attnConfig.cmake.in ${PROJECT_BINARY_DIR}/attnConfig.cmake
@@ -38,6 +38,9 @@ if(attn_type STREQUAL "STATIC_LIBRARY")
     set(attn_pc_requires "Requires: fmt")
   endif()
   set(attn_pc_libs " -pthread")
+  if("stdc++" IN_LIST CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
+    string(APPEND attn_pc_libs " -lstdc++ -lm")  # which a C compiler does not add
+  endif()
   set(attn_pc_cflags " -DATTN_STATIC")
 endif()
 configure_file(cmake/attn.pc.in ${PROJECT_BINARY_DIR}/attn.pc @ONLY)

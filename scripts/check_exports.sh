@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# Checks that a shared attn exports what include/attn declares, all of it and nothing else.
+# Checks that a shared attn exports what include/attn declares, all of it and nothing else; of C, also what
+# src/c/exports.txt lists, so that a function which programs were built with is not lost unseen.
 #
-#   scripts/check_exports.sh LIBRARY    LIBRARY: a libattn.so
+#   scripts/check_exports.sh [--c] LIBRARY    LIBRARY: a libattn.so; --c: the functions of C alone
 set -euo pipefail
-library=$(realpath "${1:?usage: scripts/check_exports.sh LIBRARY}")
+only_c=
+if [[ ${1:-} == --c ]]; then
+  only_c=1
+  shift
+fi
+library=$(realpath "${1:?usage: scripts/check_exports.sh [--c] LIBRARY}")
 cd "$(dirname "$0")/.."
 
 failed=0
@@ -13,6 +19,19 @@ report() {  # report WHAT LINES: complains when LINES is not empty
     printf 'check_exports: %s\n%s\n' "$1" "$2"
   fi
 }
+
+# C functions have names alone, C++ ones arguments or a class.
+all_symbols=$(nm --dynamic --defined-only --demangle "$library" | sed -E 's/^[0-9a-f]+ [A-Za-z] //')
+c_names=$(grep -xE 'attn_[a-z0-9_]+' <<<"$all_symbols" | sort || true)
+listed=$(sort src/c/exports.txt)
+report 'of C, exported and not in src/c/exports.txt' "$(comm -23 <(echo "$c_names") <(echo "$listed"))"
+report 'in src/c/exports.txt and not exported' "$(comm -13 <(echo "$c_names") <(echo "$listed"))"
+report 'not the same in include/attn/attn.h and src/c/exports.txt' "$(
+  sed 's|//.*||' include/attn/attn.h | grep -oE '\battn_[a-z0-9_]+\(' | tr -d '(' | sort -u | comm -3 - <(echo "$listed"))"
+if [[ -n $only_c ]]; then
+  ((failed == 0)) && echo "check_exports: $(wc -l <<<"$c_names") functions of C"
+  exit $failed
+fi
 
 # Visibility comes from ATTN_API on the namespaces of the public headers, and from nowhere else. One
 # without it may name a class that stays inside, which a public class points to.
@@ -33,7 +52,7 @@ declared=$(sed 's|//.*||; /^#/d' include/attn/*.hpp |
   grep -E '\).*;$' | grep -vE '^ *(return|static_assert)|= (0|default);|std::function<' |
   grep -oE '[A-Za-z_0-9]+\(' | tr -d '(' | grep -vx requires | sort -u)
 
-symbols=$(nm --dynamic --defined-only --demangle "$library" | sed -E 's/^[0-9a-f]+ [A-Za-z] //')
+symbols=$(grep -vxF "$c_names" <<<"$all_symbols")
 # Without arguments, ABI tags, template arguments and what stands before the last part; then the
 # classes whose type information or table is exported.
 functions=$(grep -v ' for attn::' <<<"$symbols" |

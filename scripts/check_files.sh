@@ -15,7 +15,7 @@ report() {  # report WHAT LINES: complains when LINES is not empty
 tracked() { git ls-files -z --cached --others --exclude-standard -- "$@" ':!third_party'; }
 
 report 'past 500 lines, split by meaning' "$(
-  tracked '*.cpp' '*.hpp' '*.cuh' '*.md' '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' Makefile .ci/run |
+  tracked '*.cpp' '*.hpp' '*.c' '*.h' '*.cuh' '*.md' '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' Makefile .ci/run |
     xargs -0 wc -l | awk '$1 > 500 && $2 != "total" { print $2 ": " $1 " lines" }')"
 
 # A path below a home directory or a working folder means something on one machine only.
@@ -51,15 +51,15 @@ report 'docs/trust.md names tests that do not exist' "$(
       sed -E 's/^TEST(_F|_P)?\(([A-Za-z0-9]+), */\2./' | sort -u))"
 
 # Examples are compiled and run. Blank lines and lines of comment may differ.
-report 'C++ that a page shows and no example has' "$(
+report 'C or C++ that a page shows and no example has' "$(
   python3 - README.md docs/*.md <<'END'
 import pathlib, re, sys
 def code(text):
     lines = [line.strip() for line in text.splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
-examples = [code(path.read_text()) for path in pathlib.Path("examples").glob("*.cpp")]
+examples = [code(path.read_text()) for path in pathlib.Path("examples").glob("*.c*")]
 for page in sys.argv[1:]:
-    for block in re.findall(r"```cpp\n(.*?)```", pathlib.Path(page).read_text(), re.S):
+    for block in re.findall(r"```c(?:pp)?\n(.*?)```", pathlib.Path(page).read_text(), re.S):
         if not any(code(block) in example for example in examples):
             print(f"{page}: {block.splitlines()[0]} ...")
 END
@@ -67,7 +67,7 @@ END
 
 # A link leads to a file and, past '#', to a heading of it. docs/cpu.md, "Roofline" names a page and
 # words that a heading, or something in bold, begins with; comments do so too.
-mapfile -d '' -t texts < <(tracked '*.md' '*.cpp' '*.hpp' '*.cuh' '*.cu' '*.py' '*.sh')
+mapfile -d '' -t texts < <(tracked '*.md' '*.cpp' '*.hpp' '*.c' '*.h' '*.cuh' '*.cu' '*.py' '*.sh')
 report 'a link, or a name of a section, that leads nowhere' "$(
   python3 - "${texts[@]}" <<'END'
 import pathlib, re, sys

@@ -29,7 +29,8 @@ for group in "$@"; do
       ;;
     test)
       need_library GTest libgtest-dev
-      optional=(python3-dev python3-venv)  # without them the tests in Python are skipped
+      # Without them the tests in Python, and a comparison with DLPack's header, are skipped.
+      optional+=(python3-dev python3-venv libdlpack-dev)
       ;;
     check)
       need_command git git
@@ -38,6 +39,7 @@ for group in "$@"; do
       need_command pkg-config pkgconf
       need_command clang++-19 clang-19
       need_command chromium chromium
+      command -v rustc >/dev/null || optional+=(rustc)  # without it the test in Rust is skipped
       ;;
     *)
       echo "setup: unknown group '$group'; groups are build, test and check" >&2

@@ -1,5 +1,5 @@
 // The public calls of matrix products: describe, plan, check the arguments, hand over to a backend.
-#include "attn/matmul.hpp"
+#include "matmul.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "attn/error.hpp"
+#include "attn/matmul.hpp"
 #include "core/matmul.hpp"
 #include "core/plan_record.hpp"
 #include "core/text/echo.hpp"
@@ -213,7 +214,11 @@ void matmul(const MatmulPlan& plan, const MatmulInputs& inputs, const Tensor& c,
 
 void matmul(const MatmulInputs& inputs, const Tensor& c, Activation activation,
             const MatmulOptions& options, const Context& context) {
-  const MatmulProblem problem = describe(inputs, c, activation);
+  matmul_planned(describe(inputs, c, activation), inputs, c, options, context);
+}
+
+void matmul_planned(const MatmulProblem& problem, const MatmulInputs& inputs, const Tensor& c,
+                    const MatmulOptions& options, const Context& context) {
   MatmulOptions with_device = options;
   with_device.device = c.device;
   Context with_executor = context;

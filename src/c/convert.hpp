@@ -1,0 +1,31 @@
+// Structures of attn/attn.h as the library's own. Each function throws Error(invalid_argument) that
+// names the member, its value and what is accepted; shapes are checked by the calls themselves.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+#include "attn/attn.h"
+#include "attn/context.hpp"
+#include "attn/expr.hpp"
+#include "attn/plan.hpp"
+#include "attn/problem.hpp"
+#include "attn/run.hpp"
+#include "attn/tensor.hpp"
+
+namespace attn::c {
+
+// Not given, of a null pointer.
+Tensor tensor_of(std::string_view name, const attn_tensor* from);
+attn_device device_of(Device device);
+
+expr::Bindings bindings_of(std::string_view name, const attn_named_tensor* from, std::size_t count);
+Problem problem_of(const attn_problem* from);
+PlanOptions options_of(const attn_options* from);
+Context context_of(const attn_context* from);
+Inputs inputs_of(const attn_inputs* from);
+Outputs outputs_of(std::string_view name, const attn_outputs* from);
+OutputGradients output_gradients_of(const attn_output_gradients* from);
+Gradients gradients_of(const attn_gradients* from);
+
+}  // namespace attn::c
