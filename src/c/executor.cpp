@@ -67,7 +67,8 @@ using attn::c::guarded;
 
 attn_status attn_executor_make(int32_t threads, attn_executor** executor) {
   return guarded([&] {
-    attn::c::result("executor", executor) = new attn_executor{attn::make_thread_pool(threads)};
+    attn_executor*& made = attn::c::result("executor", executor);
+    made = new attn_executor{attn::make_thread_pool(threads)};
   });
 }
 
