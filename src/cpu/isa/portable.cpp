@@ -1,4 +1,5 @@
-// Any CPU that GCC compiles for: four f32 lanes, which are SSE2, NEON, VSX, ... or plain scalars.
+// Any CPU that GCC compiles for: four f32 lanes, which are SSE2, VSX, ... or plain scalars. On
+// AArch64 they are NEON, whose multiply-adds, roundings and f16 conversions every such CPU has.
 #define ATTN_ISA portable
 #define ATTN_VECTOR_BYTES 16
 #include "cpu/kernels/table.hpp"

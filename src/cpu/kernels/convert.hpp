@@ -42,6 +42,8 @@ ATTN_INLINE F from_f16(H h) {
   return _mm512_cvtph_ps(bit_cast<__m256i>(h));
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_cvtph_ps(bit_cast<__m128i>(h));
+#elif defined(__aarch64__)
+  return vcvt_f32_f16(bit_cast<float16x4_t>(h));
 #else
   // Shifted into f32's fields, an f16 value is 2^112 times too small (bias 127 - 15), subnormals
   // included.
@@ -59,6 +61,8 @@ ATTN_INLINE H to_f16(F v) {
   return bit_cast<H>(_mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 #elif ATTN_VECTOR_BYTES == 32
   return bit_cast<H>(_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+  return bit_cast<H>(vcvt_f16_f32(v));
 #else
   const U u = bit_cast<U>(v);
   const U sign = (u >> 16) & 0x8000u;

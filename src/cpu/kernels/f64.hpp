@@ -19,6 +19,8 @@ ATTN_INLINE D fma(D a, D b, D c) {
   return _mm512_fmadd_pd(a, b, c);
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_fmadd_pd(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f64(c, a, b);
 #else
   return a * b + c;
 #endif

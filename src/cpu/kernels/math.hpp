@@ -113,6 +113,8 @@ ATTN_INLINE F floor(F x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_round_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+  return vrndmq_f32(x);
 #else
   const U sign = bit_cast<U>(x) & 0x80000000u;
   // From 2^23 on every float is an integer.
@@ -130,6 +132,8 @@ ATTN_INLINE F sqrt(F x) {
   return _mm512_sqrt_ps(x);
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_sqrt_ps(x);
+#elif defined(__aarch64__)
+  return vsqrtq_f32(x);
 #else
   for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);
   return x;

@@ -14,6 +14,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define ATTN_INLINE static inline __attribute__((always_inline))
@@ -24,10 +26,14 @@ inline constexpr int kLanes = ATTN_VECTOR_BYTES / 4;
 // Vectors in a Q block: with 8 keys at a time a score tile of one block holds 16 accumulators,
 // enough to hide an FMA latency of 4 on two pipes (8) and few enough for GCC to keep all of them,
 // the loads and the broadcast in 32 registers. AVX2 has 16 registers: 6 x 2 accumulators, 2 loads
-// and 1 broadcast.
+// and 1 broadcast. AArch64 has 32 of 16 bytes.
 inline constexpr int kVectors = 2;
 inline constexpr int kRows = kVectors * kLanes;  // rows of a Q block
-inline constexpr int kRegisterKeys = ATTN_VECTOR_BYTES == 64 ? 8 : ATTN_VECTOR_BYTES == 32 ? 6 : 4;
+#if ATTN_VECTOR_BYTES == 64 || defined(__aarch64__)
+inline constexpr int kRegisterKeys = 8;
+#else
+inline constexpr int kRegisterKeys = ATTN_VECTOR_BYTES == 32 ? 6 : 4;
+#endif
 
 typedef float F __attribute__((vector_size(ATTN_VECTOR_BYTES)));
 typedef std::int32_t I __attribute__((vector_size(ATTN_VECTOR_BYTES)));
@@ -105,6 +111,8 @@ ATTN_INLINE F fma(F a, F b, F c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
@@ -115,6 +123,8 @@ ATTN_INLINE F round_to_nearest(F x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+  return vrndnq_f32(x);
 #else
   const F magic =
       set1(0x1.8p23f);  // |x| < 2^22: adding it leaves the integer in the low mantissa bits
