@@ -41,7 +41,7 @@ tidy: ## clang-tidy on every source file
 	@python3 scripts/tidy.py build
 
 clean: ## remove what was built
-	rm -rf build build-dev build-asan build-tsan build-consumer build-clang
+	rm -rf build build-dev build-asan build-tsan build-consumer build-clang build-mingw build-aarch64
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile

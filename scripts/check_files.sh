@@ -38,6 +38,10 @@ report 'an include that points back' "$(
     xargs -0 grep -nE '#include "cuda/(forward|backward|matmul)/' || true
   tracked src/cuda/kernels | xargs -0 grep -n '#include "cuda/plan/' || true)"
 
+report 'a header of an operating system outside src/core/platform' "$(
+  tracked 'src/*.[ch]pp' include ':!src/core/platform' ':!src/cuda/device' |
+    xargs -0 grep -nE '#include <(dlfcn|fcntl|unistd|pthread|sched|link|windows|sys/[a-z_]+)\.h>' || true)"
+
 # A child of fork() waits for ever for a static lock, or a value that is made with a lock, of another
 # thread of its parent (src/core/fork_safe.hpp and first_made.hpp have those that are safe).
 report 'a static variable that a child of fork() may wait for' "$(

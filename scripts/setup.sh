@@ -39,7 +39,9 @@ for group in "$@"; do
       need_command pkg-config pkgconf
       need_command clang++-19 clang-19
       need_command chromium chromium
-      command -v rustc >/dev/null || optional+=(rustc)  # without it the test in Rust is skipped
+      # Without them the test in Rust, and the other systems of scripts/cross.sh, are skipped.
+      command -v rustc >/dev/null || optional+=(rustc)
+      optional+=(g++-mingw-w64-x86-64-posix g++-aarch64-linux-gnu qemu-user)
       ;;
     *)
       echo "setup: unknown group '$group'; groups are build, test and check" >&2

@@ -1,9 +1,9 @@
 #include "core/fork_safe.hpp"
 
-#include <pthread.h>
-
 #include <mutex>
 #include <type_traits>
+
+#include "core/platform/platform.hpp"
 
 namespace attn::core {
 
@@ -54,7 +54,7 @@ ForkHandlers& ForkHandlers::all() {
 }
 
 const int ForkHandlers::kRegistered =
-    pthread_atfork([] { all().prepare(); }, [] { all().parent(); }, [] { all().child(); });
+    at_fork([] { all().prepare(); }, [] { all().parent(); }, [] { all().child(); });
 
 ForkHandler::ForkHandler() { ForkHandlers::all().add(*this); }
 ForkHandler::~ForkHandler() { ForkHandlers::all().remove(*this); }

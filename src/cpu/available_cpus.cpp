@@ -6,28 +6,11 @@
 #include <fstream>
 #include <optional>
 #include <string>
-#include <thread>
-#include <vector>
 
-#if defined(__linux__)
-#include <sched.h>
-#endif
+#include "core/platform/platform.hpp"
 
 namespace attn::cpu {
 namespace {
-
-int affinity_cpus() {
-#if defined(__linux__)
-  // The kernel refuses masks smaller than its own: grow until it accepts.
-  for (std::size_t sets = 1; sets <= 64; sets *= 2) {
-    std::vector<cpu_set_t> mask(sets);
-    if (sched_getaffinity(0, sets * sizeof(cpu_set_t), mask.data()) == 0) {
-      return CPU_COUNT_S(sets * sizeof(cpu_set_t), mask.data());
-    }
-  }
-#endif
-  return static_cast<int>(std::thread::hardware_concurrency());
-}
 
 // CPUs' worth of time of a version 2 control group: cpu.max holds "quota period" or "max period".
 std::optional<double> quota_v2(const std::filesystem::path& group) {
@@ -67,7 +50,7 @@ std::optional<double> quota_cpus() {
 }  // namespace
 
 int available_cpus() {
-  int cpus = std::max(1, affinity_cpus());
+  int cpus = core::affinity_cpus();
   if (const std::optional<double> quota = quota_cpus()) {
     cpus = std::min(cpus, std::max(1, static_cast<int>(std::ceil(*quota))));
   }

@@ -13,7 +13,7 @@
 namespace attn::cpu {
 
 extern const TileOps kPortableOps;
-#if defined(__x86_64__)
+#if defined(ATTN_X86_KERNELS)
 extern const TileOps kAvx2Ops;
 extern const TileOps kAvx512Ops[2];
 extern const TileOps kAvx512Bf16Ops;
@@ -21,7 +21,7 @@ extern const TileOps kAmxBf16Ops;
 #endif
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
-#if defined(__x86_64__)
+#if defined(ATTN_X86_KERNELS)
   const TileOps& avx512 = kAvx512Ops[__builtin_cpu_is("intel") != 0 ? 1 : 0];
   switch (isa) {
     case InstructionSet::amx_bf16:
@@ -43,7 +43,7 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
 }
 
 bool has_bf16_products(InstructionSet isa, bool only_fast) {
-#if defined(__x86_64__)
+#if defined(ATTN_X86_KERNELS)
   if (isa == InstructionSet::amx_bf16) return true;
   return isa == InstructionSet::avx512_bf16 && (!only_fast || __builtin_cpu_is("amd") != 0);
 #else

@@ -7,19 +7,16 @@
 
 #include "attn/context.hpp"
 #include "core/first_made.hpp"
+#include "core/platform/platform.hpp"
 
-#if defined(__x86_64__)
+#if defined(ATTN_X86_KERNELS)
 #include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #endif
 
 namespace attn {
 namespace {
 
-#if defined(__x86_64__)
+#if defined(ATTN_X86_KERNELS)
 
 struct Registers {
   std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -41,17 +38,9 @@ std::uint64_t saved_state() {
   return std::uint64_t{high} << 32 | low;
 }
 
-// Linux gives a process the 8 KB of AMX tiles on request, once, for all its threads. Refused when
-// an alternate signal stack is too small for them.
 bool tiles_permitted() {
-#if defined(__linux__)
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;               // its bit in the saved state
   static constinit core::FirstMade<const bool> permitted;
-  return permitted.get([] { return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0; });
-#else
-  return false;
-#endif
+  return permitted.get([] { return core::permit_amx_tiles(); });
 }
 
 struct Feature {
@@ -101,7 +90,7 @@ std::string missing(InstructionSet isa) {
 #else
 
 std::string missing(InstructionSet isa) {
-  return isa == InstructionSet::portable ? "" : "the library was built for another architecture";
+  return isa == InstructionSet::portable ? "" : "the library was built without it";
 }
 
 #endif

@@ -7,12 +7,8 @@
 #include <fstream>
 #include <string>
 
+#include "core/platform/platform.hpp"
 #include "cpu/available_cpus.hpp"
-
-#if defined(__unix__)
-#include <sys/utsname.h>
-#include <unistd.h>
-#endif
 
 namespace attn {
 namespace {
@@ -24,11 +20,8 @@ std::string cpu_name() {
     const std::size_t colon = line.find(": ");
     if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
   }
-#if defined(__unix__)
-  utsname names{};
-  if (uname(&names) == 0) return names.machine;
-#endif
-  return "unknown";
+  const std::string architecture = core::machine_name();
+  return architecture.empty() ? "unknown" : architecture;
 }
 
 // "48K", "32M" or plain bytes.
@@ -57,14 +50,6 @@ std::int64_t cache_bytes(int level) {
   }
 }
 
-std::int64_t memory_bytes() {
-#if defined(__unix__)
-  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-  if (pages > 0 && page_bytes > 0) return std::int64_t{pages} * page_bytes;
-#endif
-  return 0;
-}
-
 }  // namespace
 
 Machine describe_machine() {
@@ -73,7 +58,7 @@ Machine describe_machine() {
           .l1d_bytes = cache_bytes(1),
           .l2_bytes = cache_bytes(2),
           .l3_bytes = cache_bytes(3),
-          .memory_bytes = memory_bytes()};
+          .memory_bytes = core::memory_bytes()};
 }
 
 }  // namespace attn

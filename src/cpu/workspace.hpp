@@ -2,10 +2,6 @@
 // which pieces are taken one after the other.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +13,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/platform/platform.hpp"
 #include "core/tensor/size.hpp"
 
 namespace attn::cpu {
@@ -32,20 +29,6 @@ struct FreeDeleter {
 };
 using AlignedBytes = std::unique_ptr<std::byte, FreeDeleter>;
 
-// Asks for huge pages where they fit whole, so that no more memory is touched than without: packed
-// K and V of 16 MB are 4,096 page faults a call otherwise, and a TLB miss every few rows.
-inline void use_huge_pages([[maybe_unused]] std::byte* p, [[maybe_unused]] std::size_t bytes) {
-#if defined(__linux__)
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  const std::size_t before =
-      (kHugePage - reinterpret_cast<std::uintptr_t>(p) % kHugePage) % kHugePage;
-  if (bytes < before + kHugePage) return;
-  const std::size_t whole = (bytes - before) / kHugePage * kHugePage;
-  // This is only advice: a kernel without huge pages refuses it, and nothing is lost.
-  static_cast<void>(madvise(p + before, whole, MADV_HUGEPAGE));
-#endif
-}
-
 // Throws Error(out_of_memory), which names the purpose and the size. The memory is not initialised.
 // It does not come from aligned_alloc: the block that glibc's frees is smaller than the one that it
 // looks for when asked for as much again, so that each run would take fresh pages, and the kernel
@@ -59,7 +42,8 @@ inline AlignedBytes allocate(core::Size bytes, std::string_view purpose = "works
   }
   const std::uintptr_t past = reinterpret_cast<std::uintptr_t>(block) % kAlignment;
   auto* p = static_cast<std::byte*>(block) + (kAlignment - past);
-  use_huge_pages(p, bytes.bytes());
+  // Packed K and V of 16 MB are 4,096 page faults a call otherwise, and a TLB miss every few rows.
+  core::use_huge_pages(p, bytes.bytes());
   return AlignedBytes(p, {block});
 }
 

@@ -20,7 +20,7 @@
 #include "command/command.hpp"
 #include "command/cuda_timing.hpp"
 #include "command/interrupt.hpp"
-#include "cuda/driver/shared_library.hpp"
+#include "core/platform/platform.hpp"
 #include "io/file.hpp"
 #include "verify/case.hpp"
 
@@ -149,7 +149,7 @@ int run_program(const fs::path& program, const std::vector<std::string>& words,
 void profiler(const char* symbol) {
   using Call = cuda::CUresult (*)();
   const auto call =
-      reinterpret_cast<Call>(cuda::find_symbol(cuda::open_library("libcuda.so.1"), symbol));
+      reinterpret_cast<Call>(core::find_symbol(core::open_library("libcuda.so.1"), symbol));
   if (call == nullptr) {
     throw Error(ErrorCode::unavailable, fmt::format("the NVIDIA driver has no {}", symbol));
   }

@@ -4,8 +4,8 @@
 
 #include "attn/error.hpp"
 #include "core/first_made.hpp"
+#include "core/platform/platform.hpp"
 #include "cuda/driver/nvrtc.hpp"
-#include "cuda/driver/shared_library.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -28,14 +28,14 @@ std::string error_name(const Api& api, CUresult result) {
 Driver open_driver() {
   Driver driver;
   Api& api = driver.api;
-  const SharedLibrary library = open_library("libcuda.so.1");
+  const core::SharedLibrary library = core::open_library("libcuda.so.1");
   if (library.handle == nullptr) {
     driver.missing = fmt::format("the NVIDIA driver library cannot be opened ({})", library.error);
     return driver;
   }
   std::string absent;
-#define ATTN_FIND(name, symbol, parameters)                                      \
-  api.name = reinterpret_cast<decltype(api.name)>(find_symbol(library, symbol)); \
+#define ATTN_FIND(name, symbol, parameters)                                            \
+  api.name = reinterpret_cast<decltype(api.name)>(core::find_symbol(library, symbol)); \
   if (api.name == nullptr && absent.empty()) absent = symbol;
   ATTN_CUDA_DRIVER_FUNCTIONS(ATTN_FIND)
 #undef ATTN_FIND

@@ -6,9 +6,9 @@
 
 #include "attn/error.hpp"
 #include "core/matmul.hpp"
+#include "core/platform/platform.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/memory.hpp"
-#include "cuda/driver/shared_library.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -36,11 +36,11 @@ int type_of(DType dtype) {  // cudaDataType_t
   return dtype == DType::f16 ? kR16F : kR32F;
 }
 
-SharedLibrary open_cublas() {
-  SharedLibrary library;
+core::SharedLibrary open_cublas() {
+  core::SharedLibrary library;
   for (const char* name : {"libcublas.so.13", "libcublas.so.12",
                            "/usr/local/cuda/lib64/libcublas.so", "libcublas.so"}) {
-    SharedLibrary found = open_library(name);
+    core::SharedLibrary found = core::open_library(name);
     if (found.handle != nullptr) return found;
     if (library.error.empty()) library.error = found.error;
   }
@@ -54,13 +54,13 @@ void check_status(Status status, const char* what) {
 }  // namespace
 
 struct Cublas::Handle {
-  SharedLibrary library = open_cublas();
+  core::SharedLibrary library = open_cublas();
   void* handle = nullptr;
   DeviceBuffer workspace{};
 
   template <class Function>
   Function find(const char* symbol) const {
-    void* found = find_symbol(library, symbol);
+    void* found = core::find_symbol(library, symbol);
     if (found == nullptr) {
       throw Error(ErrorCode::unavailable, fmt::format("{} has no {}", library.path, symbol));
     }

@@ -8,7 +8,7 @@
 
 #include "attn/error.hpp"
 #include "core/first_made.hpp"
-#include "cuda/driver/shared_library.hpp"
+#include "core/platform/platform.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -21,10 +21,11 @@ struct Compiler {
 // The CUDA that the driver speaks; 0 without a driver. Needs no cuInit, so that compiling ahead of
 // time leaves the devices alone.
 int driver_version() {
-  const SharedLibrary library = open_library("libcuda.so.1");
+  const core::SharedLibrary library = core::open_library("libcuda.so.1");
   int version = 0;
   if (library.handle != nullptr) {
-    const auto get = reinterpret_cast<int (*)(int*)>(find_symbol(library, "cuDriverGetVersion"));
+    const auto get =
+        reinterpret_cast<int (*)(int*)>(core::find_symbol(library, "cuDriverGetVersion"));
     if (get != nullptr) get(&version);
   }
   return version;
@@ -51,14 +52,14 @@ std::vector<std::string> candidates() {
 }
 
 // Empty on success.
-std::string bind(const SharedLibrary& library, Nvrtc& nvrtc) {
-#define ATTN_FIND(name, symbol, parameters)                                          \
-  nvrtc.name = reinterpret_cast<decltype(nvrtc.name)>(find_symbol(library, symbol)); \
+std::string bind(const core::SharedLibrary& library, Nvrtc& nvrtc) {
+#define ATTN_FIND(name, symbol, parameters)                                                \
+  nvrtc.name = reinterpret_cast<decltype(nvrtc.name)>(core::find_symbol(library, symbol)); \
   if (nvrtc.name == nullptr) return fmt::format("{} has no {}", library.path, symbol);
   ATTN_NVRTC_FUNCTIONS(ATTN_FIND)
 #undef ATTN_FIND
   nvrtc.nvrtcGetErrorString = reinterpret_cast<decltype(nvrtc.nvrtcGetErrorString)>(
-      find_symbol(library, "nvrtcGetErrorString"));
+      core::find_symbol(library, "nvrtcGetErrorString"));
   int major = 0, minor = 0;
   if (nvrtc.nvrtcGetErrorString == nullptr || nvrtc.nvrtcVersion(&major, &minor) != NVRTC_SUCCESS) {
     return library.path + " does not tell its version";
@@ -77,7 +78,7 @@ Compiler open_compiler() {
   Compiler compiler;
   std::string first_error;
   for (const std::string& name : candidates()) {
-    const SharedLibrary library = open_library(name);
+    const core::SharedLibrary library = core::open_library(name);
     std::string error = library.error;
     if (library.handle != nullptr) error = bind(library, compiler.nvrtc);
     if (error.empty()) return compiler;
