@@ -29,8 +29,8 @@ for group in "$@"; do
       ;;
     test)
       need_library GTest libgtest-dev
-      # Without them the tests in Python, and a comparison with DLPack's header, are skipped.
-      optional+=(python3-dev python3-venv libdlpack-dev)
+      # Without them the tests in Python, a comparison with DLPack's header, and those of MPI are skipped.
+      optional+=(python3-dev python3-venv libdlpack-dev libopenmpi-dev openmpi-bin)
       ;;
     check)
       need_command git git

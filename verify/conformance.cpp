@@ -125,6 +125,14 @@ void Conformance::run(Draw& draw, const Subject& subject) {
     return forward_on_device(data, options, context, !draw.nolse);
   }
   data.poison();
+  if (subject.ranks.ranks > 0) {
+    options.threads = 1;
+    if (subject.phase == Phase::forward) {
+      return forward_on_ranks(data, subject.ranks, options, context, !draw.nolse);
+    }
+    forward(data.problem, data.inputs, data.outputs, {}, context);
+    return backward_on_ranks(data, subject.ranks, options, context);
+  }
   if (subject.phase == Phase::forward) {
     Outputs outputs = data.outputs;
     if (draw.nolse) outputs.lse = {};
@@ -209,8 +217,12 @@ std::string to_string(const Subject& subject) {
                        name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel,
                        subject.deterministic ? " deterministic" : "", invariant);
   }
-  return fmt::format("{} {} {} {}{}", name(subject.phase), name(subject.backend),
-                     name(subject.algorithm), name(subject.isa), invariant);
+  const std::string ranks = subject.ranks.ranks == 0
+                                ? ""
+                                : fmt::format(" on {} ranks, chunk {} {}", subject.ranks.ranks,
+                                              subject.ranks.chunk, name(subject.ranks.deal));
+  return fmt::format("{} {} {} {}{}{}", name(subject.phase), name(subject.backend),
+                     name(subject.algorithm), name(subject.isa), invariant, ranks);
 }
 
 std::string Report::command() const {
@@ -222,6 +234,10 @@ std::string Report::command() const {
     if (subject.deterministic) text += " --deterministic";
   }
   if (subject.batch_invariant) text += " --batch-invariant";
+  if (subject.ranks.ranks > 0) {
+    text += fmt::format(" --ranks {} --chunk {} --deal {}", subject.ranks.ranks,
+                        subject.ranks.chunk, name(subject.ranks.deal));
+  }
   if (subject.backend != Backend::automatic) {
     text += fmt::format(" --backend {}", name(subject.backend));
   }

@@ -14,6 +14,7 @@
 #include "verify/case.hpp"
 #include "verify/compare.hpp"
 #include "verify/data.hpp"
+#include "verify/ranks.hpp"
 
 namespace attn::verify {
 
@@ -28,6 +29,7 @@ struct Subject {
   std::string kernel{};                  // cuda: PlanOptions::kernel
   bool deterministic = false;            // PlanOptions::deterministic
   bool batch_invariant = false;          // PlanOptions::batch_invariant
+  RankOptions ranks{};                   // over ranks of this process, on the CPU
   // Changes the results before they are compared: tests of the comparison itself.
   std::function<void(CaseData&)> tamper{};
 };

@@ -5,6 +5,7 @@
 
 #include "attn/plan.hpp"
 #include "core/plan_record.hpp"
+#include "core/problem/places.hpp"
 
 namespace attn::core {
 
@@ -15,6 +16,8 @@ struct MadeFor {
   Backend backend;
   Phase phase;
   PlanRecord record{};
+  // Of a part of a larger problem: where it stands in that. Null of all others.
+  std::shared_ptr<const Places> places{};
 };
 
 // Null where the plan has none: it was moved from, or nobody made it.

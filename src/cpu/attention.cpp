@@ -193,11 +193,26 @@ expr::TileContext Attention::expression_context(const QueryBlock& q, int key0, i
   return context;
 }
 
+void Attention::draw_dropout(const std::int32_t* query, const std::uint32_t* batch_head,
+                             std::int32_t batch, int key0, int keys, std::uint32_t* keep) const {
+  DropoutTile tile{dropout_.seed, dropout_.offset, dropout_threshold_, query, batch_head};
+  if (places == nullptr) return ops.dropout_keep(tile, key0, keys, keep);
+  alignas(kAlignment) std::int32_t whole[kMaxRows];
+  for (int r = 0; r < ops.rows; ++r) whole[r] = core::place_of(places->queries(batch), query[r]);
+  tile.query = whole;
+  places->for_key_runs(batch, key0, keys, [&](int first, int count, int key) {
+    // Bits are drawn for pairs of keys.
+    std::uint32_t bits[kBlockK + 2];
+    const int odd = key % 2;
+    ops.dropout_keep(tile, key - odd, count + odd, bits);
+    std::copy_n(bits + odd, count, keep + first);
+  });
+}
+
 const std::uint32_t* Attention::keep(const QueryBlock& q, int key0, int keys,
                                      TileScratch& t) const {
   if (dropout_threshold_ == 0) return nullptr;
-  const DropoutTile tile{dropout_.seed, dropout_.offset, dropout_threshold_, q.query, q.batch_head};
-  ops.dropout_keep(tile, key0, keys, t.keep);
+  draw_dropout(q.query, q.batch_head, q.tile.batch, key0, keys, t.keep);
   return t.keep;
 }
 
@@ -251,10 +266,10 @@ void Attention::store_key_rows(const Tensor& tensor, const core::Sequence& seque
                                int key0, int keys, const float* x, int width, float factor) const {
   if (!tensor.given()) return;
   const core::Rows rows = core::rows_like_k(problem, inputs, tensor, sequence.batch);
-  const std::size_t row_bytes = static_cast<std::size_t>(width) * size_of(problem.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(width) * size_of(tensor.dtype);
   for (int j = 0; j < keys; ++j) {
     if (j + kRowsAhead < keys) prefetch_row(rows.row(key0 + j + kRowsAhead, head_k), row_bytes);
-    ops.store_row(x + std::ptrdiff_t{j} * leading_dim(width), width, factor, problem.dtype,
+    ops.store_row(x + std::ptrdiff_t{j} * leading_dim(width), width, factor, tensor.dtype,
                   rows.row(key0 + j, head_k));
   }
 }
@@ -294,20 +309,21 @@ void Attention::clear_unused_rows(const Outputs& outputs) const {
 }
 
 void Attention::clear_unused_gradients(const Gradients& gradients) const {
-  const std::size_t bytes = static_cast<std::size_t>(dim) * size_of(problem.dtype);
-  const std::size_t bytes_v = static_cast<std::size_t>(dim_v) * size_of(problem.dtype);
+  const auto bytes = [](const Tensor& t, int width) {
+    return static_cast<std::size_t>(width) * size_of(t.dtype);
+  };
   for_cleared(*this, [&](const core::Sequence& s) {
     if (gradients.dq.given()) {
       zero_rows(core::rows_like_q(problem, inputs, gradients.dq, s.batch), s.length_q, s.capacity_q,
-                problem.heads_q, bytes);
+                problem.heads_q, bytes(gradients.dq, dim));
     }
     if (gradients.dk.given()) {
       zero_rows(core::rows_like_k(problem, inputs, gradients.dk, s.batch), s.length_k, s.capacity_k,
-                problem.heads_k, bytes);
+                problem.heads_k, bytes(gradients.dk, dim));
     }
     if (gradients.dv.given()) {
       zero_rows(core::rows_like_k(problem, inputs, gradients.dv, s.batch), s.length_k, s.capacity_k,
-                problem.heads_k, bytes_v);
+                problem.heads_k, bytes(gradients.dv, dim_v));
     }
   });
 }

@@ -10,6 +10,7 @@
 #include "attn/run.hpp"
 #include "core/ceil_div.hpp"
 #include "core/expr/program.hpp"
+#include "core/problem/places.hpp"
 #include "core/problem/rows.hpp"
 #include "cpu/expressions.hpp"
 #include "cpu/tile_ops.hpp"
@@ -99,6 +100,8 @@ class Attention {
   const float scale;  // softmax_scale
   const Expressions& programs;
   std::pmr::vector<core::Sequence> sequences;  // all of the batch, or some in its order
+  // Of a part of a larger problem: where its rows stand in that, for dropout. Else null.
+  const core::Places* places = nullptr;
 
   // Rows of Q of a sequence and K, V head.
   std::int64_t rows(const core::Sequence& sequence) const {
@@ -146,6 +149,9 @@ class Attention {
   // changed.
   bool modify(const QueryBlock& q, int key0, int keys, expr::Coverage coverage,
               TileScratch& t) const;
+  // keep[key - key0] bit row <- dropout keeps (row, key) of rows of the sequence `batch`.
+  void draw_dropout(const std::int32_t* query, const std::uint32_t* batch_head, std::int32_t batch,
+                    int key0, int keys, std::uint32_t* keep) const;
   // The dropout bits of the tile, or null without dropout.
   const std::uint32_t* keep(const QueryBlock& q, int key0, int keys, TileScratch& t) const;
 
@@ -174,8 +180,8 @@ class Attention {
   // Rows of a Q block from their transpose: row <- factor * x_t[dim][row].
   void store_query_rows(const core::Rows& rows, const QueryBlock& block, const float* x_t,
                         int width, float factor) const;
-  // Rows [key0, key0 + keys) of dK or dV <- factor * x[key][leading_dim(width)]. Nothing when the
-  // tensor is not given.
+  // Rows [key0, key0 + keys) of dK or dV, of any floating dtype, <- factor *
+  // x[key][leading_dim(width)]. Nothing when the tensor is not given.
   void store_key_rows(const Tensor& tensor, const core::Sequence& sequence, int head_k, int key0,
                       int keys, const float* x, int width, float factor) const;
   // Zeroes O and sets LSE to -inf in rows past the lengths.

@@ -29,7 +29,9 @@ struct Call {
         workers(*executor, plan.threads, *workspace),
         compiled(Expressions::of(plan)),
         attention(plan.problem, inputs, tile_ops(plan.isa, operand),
-                  compiled != nullptr ? *compiled : anew.emplace(plan), *workspace) {}
+                  compiled != nullptr ? *compiled : anew.emplace(plan), *workspace) {
+    attention.places = core::made_for(plan)->places.get();
+  }
 
   std::shared_ptr<Executor> executor;
   CallWorkspace workspace;
@@ -83,8 +85,9 @@ void forward_by_length(Call& call, const Plan& plan, std::span<const Plan> short
     if (sequences.empty()) return;
     Problem problem = part.problem;
     problem.dropout = plan.problem.dropout;  // whose seed may be of this call
-    const Attention a(problem, inputs, tile_ops(part.isa, part.compute), *Expressions::of(part),
-                      workspace, std::move(sequences));
+    Attention a(problem, inputs, tile_ops(part.isa, part.compute), *Expressions::of(part),
+                workspace, std::move(sequences));
+    a.places = call.attention.places;
     const Workers workers(*call.executor, std::min(part.threads, plan.threads), workspace);
     forward_alike(a, part, outputs, workers);
   };

@@ -12,6 +12,7 @@ void add_subcommands(CLI::App& app, int& status, const std::string& command_line
   add_launch(app, status);
   add_matmul(app, status, command_line);
   add_compile(app, status, command_line);
+  add_dist(app, status);
   add_explain(app, status);
   add_generate(app, status);
 }

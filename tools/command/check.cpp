@@ -31,6 +31,9 @@ struct CheckOptions {
   std::uint64_t seed = 1;
   std::int64_t random = 0;
   bool verbose = false, deterministic = false, batch_invariant = false;
+  int ranks = 0;
+  std::int64_t chunk = 0;
+  std::string deal = "by_area";
 };
 
 std::vector<InstructionSet> chosen_instruction_sets(const std::string& text) {
@@ -87,6 +90,17 @@ std::vector<Subject> chosen_subjects(const CheckOptions& options,
   const Device device = parse_device(options.device);
   if (device.type == DeviceType::cuda) return chosen_on_gpu(options, device);
   const auto executor = make_thread_pool(options.threads);
+  if (options.ranks > 0) {
+    std::vector<Subject> subjects;
+    for (const Phase phase : chosen_phases(options)) {
+      subjects.push_back({.phase = phase,
+                          .executor = executor,
+                          .ranks = {.ranks = options.ranks,
+                                    .chunk = options.chunk,
+                                    .deal = dist::parse_deal(options.deal)}});
+    }
+    return subjects;
+  }
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
   std::vector<Subject> subjects;
@@ -186,8 +200,9 @@ class Checker {
     std::int64_t passed = 0, failed = 0, unsupported = 0;
     Json failures = Json::array();
     std::optional<Worst> worst;
-    for (const Subject& subject : subjects_) {
+    for (Subject subject : subjects_) {
       if (!wanted(subject)) continue;
+      if (in_turn && subject.ranks.ranks > 0) vary(subject.ranks, seed);
       const Report report = conformance.check(subject);
       passed += report.status == verify::Status::passed;
       unsupported += report.status == verify::Status::unsupported;
@@ -227,6 +242,14 @@ class Checker {
     const char* verdict = failed > 0 ? "FAILED" : passed > 0 ? "ok    " : "none  ";
     fmt::print(report_.text(), "{}  {}  {}/{} agree{}\n", verdict, verify::to_string(c), passed,
                passed + failed, worst ? "; worst " + describe(*worst) : std::string());
+  }
+
+  // Random problems: 1 to the given number of ranks, with chunks of all kinds, dealt in each way.
+  void vary(verify::RankOptions& ranks, std::uint64_t seed) const {
+    constexpr std::int64_t kChunks[] = {0, 1, 3, 16, 64};
+    ranks.ranks = static_cast<int>(1 + seed % static_cast<std::uint64_t>(options_.ranks));
+    if (options_.chunk == 0) ranks.chunk = kChunks[seed / 8 % std::size(kChunks)];
+    ranks.deal = static_cast<dist::Deal>(seed / 3 % 4);
   }
 
   struct Worst {
@@ -284,6 +307,14 @@ void add_check(CLI::App& app, int& status, const std::string& command_line) {
       ->type_name(algorithm_type())
       ->delimiter(',')
       ->allow_extra_args(false);
+  sub->add_option("--ranks", options->ranks,
+                  "One sequence over so many ranks of this process (docs/scale-out.md); random "
+                  "problems over 1 to so many")
+      ->check(whole_number(1, 64));
+  sub->add_option("--chunk", options->chunk, "Rows that ranks are dealt at once; 0: a choice")
+      ->check(whole_number(0, std::uint64_t{1} << 31));
+  sub->add_option("--deal", options->deal, "How ranks are dealt rows")
+      ->check(CLI::IsMember({"by_area", "contiguous", "zigzag", "striped"}));
   add_backend_option(*sub, options->backend);
   add_device_option(*sub, options->device);
   add_kernel_option(*sub, options->kernel);

@@ -35,6 +35,7 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line);
 void add_subcommands(CLI::App& app, int& status, const std::string& command_line);
 
 void add_launch(CLI::App& app, int& status);  // hidden: what `attn io --measure` runs under ncu
+void add_dist(CLI::App& app, int& status);
 void add_explain(CLI::App& app, int& status);
 void add_generate(CLI::App& app, int& status);
 

@@ -82,8 +82,19 @@ void check_gradients(const ArgumentCheck& check, const Problem& p, const Inputs&
   add("dq", gradients.dq, p.dtype, shape_like_q(p, inputs.q.shape[0], p.head_dim), true);
   add("dk", gradients.dk, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim), true);
   add("dv", gradients.dv, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim_v), true);
+  check_sum_gradients(check, p, gradients, buffers, outputs);
+}
+
+}  // namespace
+
+void check_sum_gradients(const ArgumentCheck& check, const Problem& p, const Gradients& gradients,
+                         const std::pmr::vector<BoundBuffer>& buffers, Tensors& outputs) {
+  const auto add = [&](const Label& name, const Tensor& t, const Shape& shape) {
+    check.tensor(name, t, DType::f32, shape);
+    outputs.push_back({name, t});
+  };
   if (p.sink) {
-    add("dsink", gradients.dsink, DType::f32, {p.heads_q}, false);
+    if (gradients.dsink.given()) add("dsink", gradients.dsink, {p.heads_q});
   } else {
     check.not_given("dsink", gradients.dsink, "problem.sink is false");
   }
@@ -112,11 +123,9 @@ void check_gradients(const ArgumentCheck& check, const Problem& p, const Inputs&
     }
     const Tensor& source = buffer->tensor;
     check.view(label, t);
-    add(label, t, DType::f32, Shape(source), false);
+    if (t.given()) add(label, t, Shape(source));
   }
 }
-
-}  // namespace
 
 Device device_of(const Inputs& inputs) {
   // A CPU has no ordinals.

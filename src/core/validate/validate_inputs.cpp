@@ -90,6 +90,24 @@ void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, c
   check.aligned(label, t);
 }
 
+// Whether the prefix is there where the problem has one; its pages are checked with those of K.
+void check_prefix(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const bool is_given = inputs.prefix_k.given() || inputs.prefix_v.given();
+  if (p.paged_prefix || (p.seqlen_prefix == 0 && !is_given)) {
+    const std::string_view why =
+        p.paged_prefix ? "problem.paged_prefix is true" : "problem.seqlen_prefix is 0";
+    check.not_given("prefix_k", inputs.prefix_k, why);
+    check.not_given("prefix_v", inputs.prefix_v, why);
+    return;
+  }
+  check.tensor("prefix_k", inputs.prefix_k, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim});
+  check.contiguous_rows("prefix_k", inputs.prefix_k);
+  check.tensor("prefix_v", inputs.prefix_v, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim_v});
+  check.contiguous_rows("prefix_v", inputs.prefix_v);
+}
+
+}  // namespace
+
 std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
                                             const Inputs& inputs,
                                             std::pmr::memory_resource& memory) {
@@ -132,24 +150,6 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
   }
   return buffers;
 }
-
-// Whether the prefix is there where the problem has one; its pages are checked with those of K.
-void check_prefix(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
-  const bool is_given = inputs.prefix_k.given() || inputs.prefix_v.given();
-  if (p.paged_prefix || (p.seqlen_prefix == 0 && !is_given)) {
-    const std::string_view why =
-        p.paged_prefix ? "problem.paged_prefix is true" : "problem.seqlen_prefix is 0";
-    check.not_given("prefix_k", inputs.prefix_k, why);
-    check.not_given("prefix_v", inputs.prefix_v, why);
-    return;
-  }
-  check.tensor("prefix_k", inputs.prefix_k, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim});
-  check.contiguous_rows("prefix_k", inputs.prefix_k);
-  check.tensor("prefix_v", inputs.prefix_v, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim_v});
-  check.contiguous_rows("prefix_v", inputs.prefix_v);
-}
-
-}  // namespace
 
 void check_rng_state(const ArgumentCheck& check, const Dropout& dropout, const Tensor& rng_state) {
   if (!dropout.rng_state) {

@@ -52,6 +52,16 @@ void check_shorthand_shape(const ArgumentCheck& check, const Problem& problem,
                            const attn::expr::Buffer& buffer, const Tensor& t,
                            bool declaration = false);
 
+// Those of mask and score: each name once, none of them without data, in `memory`.
+std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Problem& problem,
+                                            const Inputs& inputs,
+                                            std::pmr::memory_resource& memory);
+
+// dsink and the gradients of the buffers of the score; appends them to `outputs`.
+void check_sum_gradients(const ArgumentCheck& check, const Problem& problem,
+                         const Gradients& gradients, const std::pmr::vector<BoundBuffer>& buffers,
+                         std::pmr::vector<NamedTensor>& outputs);
+
 // Q, K, V, the sequences, the sink and the buffers of mask and score; returns the latter, each name
 // once, none of them without data, in `memory`.
 std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& problem,

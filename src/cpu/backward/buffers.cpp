@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/tensor/element.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/pairs.hpp"
@@ -96,8 +97,9 @@ class BufferGradient {
         offset += rest % tensor_.shape[dim] * tensor_.strides[dim];
         rest /= tensor_.shape[dim];
       }
-      static_cast<float*>(tensor_.data)[offset] =
-          static_cast<float>(sums_[static_cast<std::size_t>(i)]);
+      core::store_element(static_cast<std::byte*>(tensor_.data) +
+                              offset * static_cast<std::int64_t>(size_of(tensor_.dtype)),
+                          tensor_.dtype, sums_[static_cast<std::size_t>(i)]);
     }
   }
 

@@ -2,13 +2,15 @@
 // queries of exp(sink_h - LSE) D.
 #include <cmath>
 
+#include "core/tensor/element.hpp"
 #include "cpu/backward/backward.hpp"
 
 namespace attn::cpu {
 
 void backward_sink(const Attention& a, const GradientContext& g, const Gradients& gradients) {
   const auto* sink = static_cast<const float*>(a.inputs.sink.data);
-  auto* d_sink = static_cast<float*>(gradients.dsink.data);
+  const Tensor& d_sink = gradients.dsink;
+  const auto size = static_cast<std::int64_t>(size_of(d_sink.dtype));
   for (std::int64_t head = 0; head < a.problem.heads_q; ++head) {
     const auto head_k = static_cast<int>(head / a.group);
     const double logit = sink[head];
@@ -28,7 +30,8 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
         sum -= p * double{delta[row]};
       }
     }
-    d_sink[head * gradients.dsink.strides[0]] = static_cast<float>(sum);
+    core::store_element(static_cast<std::byte*>(d_sink.data) + head * d_sink.strides[0] * size,
+                        d_sink.dtype, sum);
   }
 }
 

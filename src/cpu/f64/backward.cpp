@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/ceil_div.hpp"
+#include "core/tensor/element.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/f64/gradients.hpp"
@@ -204,7 +205,9 @@ void backward_sink(const Attention& a, const GradientTiles& g, const Tensor& d_s
         sum -= std::exp(double{sink[head]} - g.lse(pair)[row]) * g.delta(pair)[row];
       }
     }
-    static_cast<float*>(d_sink.data)[head * d_sink.strides[0]] = static_cast<float>(sum);
+    const auto size = static_cast<std::int64_t>(size_of(d_sink.dtype));
+    core::store_element(static_cast<std::byte*>(d_sink.data) + head * d_sink.strides[0] * size,
+                        d_sink.dtype, sum);
   }
 }
 

@@ -3,6 +3,7 @@
 // the order of rows and keys.
 #include <algorithm>
 
+#include "core/tensor/element.hpp"
 #include "cpu/f64/gradients.hpp"
 
 namespace attn::cpu::f64 {
@@ -88,8 +89,9 @@ class BufferGradient {
         offset += rest % tensor_.shape[d] * tensor_.strides[d];
         rest /= tensor_.shape[d];
       }
-      static_cast<float*>(tensor_.data)[offset] =
-          static_cast<float>(sums_[static_cast<std::size_t>(i)]);
+      core::store_element(static_cast<std::byte*>(tensor_.data) +
+                              offset * static_cast<std::int64_t>(size_of(tensor_.dtype)),
+                          tensor_.dtype, sums_[static_cast<std::size_t>(i)]);
     }
   }
 

@@ -196,9 +196,7 @@ void Tiles::draw_dropout(const QueryRows& q, const Keys& keys, const Tile& t) co
   std::uint32_t bits[kBlockK];
   std::fill_n(t.keep, keys.keys, 0u);
   for (int r = 0; r < kRows; r += a_.ops.rows) {
-    const DropoutTile tile{a_.dropout().seed, a_.dropout().offset, a_.dropout_threshold(),
-                           q.query + r, q.batch_head + r};
-    a_.ops.dropout_keep(tile, keys.key0, keys.keys, bits);
+    a_.draw_dropout(q.query + r, q.batch_head + r, q.tile.batch, keys.key0, keys.keys, bits);
     const std::uint32_t lanes = a_.ops.rows == kRows ? ~0u : (1u << a_.ops.rows) - 1;
     for (int j = 0; j < keys.keys; ++j) t.keep[j] |= (bits[j] & lanes) << r;
   }

@@ -1,0 +1,153 @@
+#include "dist/areas.hpp"
+
+#include <algorithm>
+
+namespace attn::dist {
+namespace {
+
+constexpr std::int64_t kTile = 128;  // rows, or keys, of the smallest tile that is looked at
+
+// Chunks [begin, end) of a side.
+struct Chunks {
+  std::size_t begin, end;
+  std::size_t size() const { return end - begin; }
+};
+
+// The chunks that have rows in [begin, end).
+Chunks chunks_in(const Cuts& cuts, std::int64_t begin, std::int64_t end) {
+  if (begin >= end) return {0, 0};
+  const auto first = std::upper_bound(cuts.begin(), cuts.end(), begin) - cuts.begin() - 1;
+  const auto last = std::lower_bound(cuts.begin(), cuts.end(), end) - cuts.begin();
+  return {static_cast<std::size_t>(first), static_cast<std::size_t>(last)};
+}
+
+// Counts one sequence, for one range of heads.
+class Counter {
+ public:
+  Counter(const expr::Expr& mask, const expr::Bindings& buffers, const Side& q, const Side& k,
+          const Cuts& cuts_q, const Cuts& cuts_k, std::size_t batch, double weight, Areas& areas)
+      : mask_(mask),
+        buffers_(buffers),
+        cuts_q_(cuts_q),
+        cuts_k_(cuts_k),
+        weight_(weight),
+        areas_(areas) {
+    start_q_ = q.start[batch];
+    start_k_ = k.start[batch];
+    end_q_ = start_q_ + q.used[batch];
+    end_k_ = start_k_ + k.used[batch];
+    tile_.batch = static_cast<std::int32_t>(batch);
+    tile_.seqlen_q = static_cast<std::int32_t>(q.used[batch]);
+    tile_.seqlen_k = static_cast<std::int32_t>(k.used[batch]);
+  }
+
+  void heads(std::int64_t first, std::int64_t last) {
+    tile_.head_min = static_cast<std::int32_t>(first);
+    tile_.head_max = static_cast<std::int32_t>(last);
+    count(chunks_in(cuts_q_, start_q_, end_q_), chunks_in(cuts_k_, start_k_, end_k_));
+  }
+
+ private:
+  Rows queries(Chunks c) const {
+    return {std::max(cuts_q_[c.begin], start_q_), std::min(cuts_q_[c.end], end_q_)};
+  }
+  Rows keys(Chunks c) const {
+    return {std::max(cuts_k_[c.begin], start_k_), std::min(cuts_k_[c.end], end_k_)};
+  }
+
+  expr::Coverage coverage(Rows q, Rows k) {
+    if (mask_.empty()) return expr::Coverage::full;
+    tile_.query_min = static_cast<std::int32_t>(q.begin - start_q_);
+    tile_.query_max = static_cast<std::int32_t>(q.end - 1 - start_q_);
+    tile_.key_min = static_cast<std::int32_t>(k.begin - start_k_);
+    tile_.key_max = static_cast<std::int32_t>(k.end - 1 - start_k_);
+    return expr::classify(mask_, tile_, buffers_);
+  }
+
+  void count(Chunks q, Chunks k) {
+    if (q.size() == 0 || k.size() == 0) return;
+    const expr::Coverage coverage = this->coverage(queries(q), keys(k));
+    if (coverage == expr::Coverage::empty) return;
+    if (coverage == expr::Coverage::full) return add_full(q, k);
+    if (q.size() == 1 && k.size() == 1) {
+      areas_.area[q.begin * areas_.chunks_k + k.begin] +=
+          weight_ * visible(queries(q), keys(k), coverage);
+      return;
+    }
+    Chunks low_q = q, low_k = k, high_q = q, high_k = k;
+    if (q.size() >= k.size()) {
+      low_q.end = high_q.begin = q.begin + q.size() / 2;
+    } else {
+      low_k.end = high_k.begin = k.begin + k.size() / 2;
+    }
+    count(low_q, low_k);
+    count(high_q, high_k);
+  }
+
+  void add_full(Chunks q, Chunks k) {
+    for (std::size_t i = q.begin; i < q.end; ++i) {
+      for (std::size_t j = k.begin; j < k.end; ++j) {
+        areas_.area[i * areas_.chunks_k + j] +=
+            weight_ * size(queries({i, i + 1}), keys({j, j + 1}));
+      }
+    }
+  }
+
+  static double size(Rows q, Rows k) {
+    return static_cast<double>(q.end - q.begin) * static_cast<double>(k.end - k.begin);
+  }
+
+  double visible(Rows q, Rows k, expr::Coverage known) {
+    if (known == expr::Coverage::empty) return 0;
+    const std::int64_t rows = q.end - q.begin;
+    const std::int64_t columns = k.end - k.begin;
+    if (known == expr::Coverage::full || (rows <= kTile && columns <= kTile)) return size(q, k);
+    Rows low_q = q, low_k = k, high_q = q, high_k = k;
+    if (rows >= columns) {
+      low_q.end = high_q.begin = q.begin + rows / 2;
+    } else {
+      low_k.end = high_k.begin = k.begin + columns / 2;
+    }
+    return visible(low_q, low_k, coverage(low_q, low_k)) +
+           visible(high_q, high_k, coverage(high_q, high_k));
+  }
+
+  const expr::Expr& mask_;
+  const expr::Bindings& buffers_;
+  const Cuts& cuts_q_;
+  const Cuts& cuts_k_;
+  double weight_;
+  Areas& areas_;
+  std::int64_t start_q_ = 0, end_q_ = 0, start_k_ = 0, end_k_ = 0;
+  expr::Tile tile_;
+};
+
+}  // namespace
+
+Cuts equal_cuts(std::int64_t rows, std::int64_t chunk) {
+  Cuts cuts{0};
+  while (cuts.back() < rows) cuts.push_back(std::min(rows, cuts.back() + chunk));
+  return cuts;
+}
+
+Areas count_areas(const Problem& p, const expr::Expr& mask, const expr::Bindings& buffers,
+                  const Side& q, const Side& k, const Cuts& cuts_q, const Cuts& cuts_k) {
+  Areas areas{chunks(cuts_q), chunks(cuts_k), {}};
+  areas.area.assign(areas.chunks_q * areas.chunks_k, 0);
+  const bool by_head = !mask.empty() && expr::depends_on(mask, expr::Op::head);
+  const bool by_batch = !mask.empty() && expr::depends_on(mask, expr::Op::batch);
+  const bool one_serves = !by_batch && q.alike() && k.alike();
+  const std::size_t sequences =
+      one_serves ? std::min<std::size_t>(q.start.size(), 1) : q.start.size();
+  for (std::size_t b = 0; b < sequences; ++b) {
+    const double alike = one_serves ? static_cast<double>(p.batch) : 1;
+    const double weight = by_head ? alike : alike * static_cast<double>(p.heads_q);
+    Counter counter(mask, buffers, q, k, cuts_q, cuts_k, b, weight, areas);
+    for (std::int64_t h = 0; h < (by_head ? p.heads_q : 1); ++h) {
+      counter.heads(h, h);
+    }
+  }
+  return areas;
+}
+
+}  // namespace attn::dist

@@ -1,0 +1,362 @@
+// Plans of several ranks: chunks, areas, the deal, and this rank's own problem.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "attn/error.hpp"
+#include "core/ceil_div.hpp"
+#include "core/made_for.hpp"
+#include "core/problem/costs.hpp"
+#include "core/text/echo.hpp"
+#include "core/validate/validate.hpp"
+#include "cpu/cpu.hpp"
+#include "dist/deal.hpp"
+#include "dist/greeting.hpp"
+#include "dist/plan_data.hpp"
+
+namespace attn::dist {
+namespace {
+
+// Chunks of a rank, fewer where there are many ranks, as areas are counted for all pairs of chunks.
+constexpr std::int64_t kChunksOfRank = 8, kChunksOfAll = 2048;
+// A chunk of a long sequence: whole tiles of rows and keys of every kernel.
+constexpr std::int64_t kChunkMultiple = 128;
+constexpr std::int64_t kLeastChunk = 16;
+// A CPU core's f32 products, and what a 40 Gbit/s link carries.
+constexpr Rates kCpuRates{.flops = 5e10, .bytes = 5e9};
+
+void refuse_features(const Problem& p, const PlanOptions& local) {
+  const core::ArgumentCheck check(&p);
+  const auto refuse = [&](const std::string& what, const char* accepted) {
+    throw Error(ErrorCode::unsupported, fmt::format("{}; accepted by attn::dist is {} (problem {})",
+                                                    what, accepted, core::echo(p)));
+  };
+  if (p.layout_k == Layout::paged) refuse("layout_k is paged", "dense or packed");
+  if (p.seqlen_prefix != 0) refuse(fmt::format("seqlen_prefix is {}", p.seqlen_prefix), "0");
+  if (p.key_list != 0) refuse(fmt::format("key_list is {}", p.key_list), "0");
+  if (local.batch_invariant) refuse("batch_invariant is true", "false");
+  if (local.backend != Backend::automatic && local.backend != Backend::cpu) {
+    refuse(fmt::format("backend is {}", name(local.backend)), "automatic or cpu");
+  }
+  if (local.device.type != DeviceType::cpu) {
+    refuse("device is " + to_string(local.device), "cpu");
+  }
+  for (const expr::Expr* e : {&p.mask, &p.score}) {
+    if (e->empty()) continue;
+    for (const auto& buffer : expr::buffers(*e)) {
+      if (!buffer->name().starts_with(kOwnBuffers)) continue;
+      check.refuse(fmt::format("buffer '{}' begins with {}; accepted are other names",
+                               buffer->name(), kOwnBuffers));
+    }
+  }
+}
+
+std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks) {
+  if (asked < 0) {
+    core::ArgumentCheck().refuse(
+        fmt::format("chunk is {}; accepted are 0, for a choice, and more", asked));
+  }
+  if (asked > 0) return asked;
+  const std::int64_t of_rank = std::clamp<std::int64_t>(kChunksOfAll / ranks, 2, kChunksOfRank);
+  const std::int64_t wanted = core::ceil_div(rows, of_rank * ranks);
+  std::int64_t chunk =
+      std::max<std::int64_t>(1, core::ceil_div(wanted, kChunkMultiple)) * kChunkMultiple;
+  while (chunk > kLeastChunk && chunk * 2 * ranks > rows) chunk /= 2;
+  return chunk;
+}
+
+// A buffer of the mask that the CPU cannot read; empty: it reads all.
+std::string unreadable_buffer(const expr::Expr& mask, const expr::Bindings& bindings) {
+  if (mask.empty()) return {};
+  for (const auto& buffer : expr::buffers(mask)) {
+    const auto bound = std::find_if(bindings.begin(), bindings.end(), [&](const auto& binding) {
+      return binding.first == buffer->name();
+    });
+    const Tensor& t = bound != bindings.end() ? bound->second : buffer->tensor();
+    if (t.data == nullptr || t.device.type != DeviceType::cpu) return buffer->name();
+  }
+  return {};
+}
+
+double bytes_of_row(const Problem& p, std::size_t element) {
+  return static_cast<double>(p.heads_k * (p.head_dim + p.head_dim_v)) *
+         static_cast<double>(element);
+}
+std::size_t sum_bytes(const Problem& p) { return p.dtype == DType::f64 ? 8 : 4; }
+double sequences_of(const Problem& p, const Side& side) {
+  return side.packed ? 1 : static_cast<double>(p.batch);
+}
+
+void deal_chunks(PlanData& plan) {
+  const Problem& p = plan.problem;
+  const bool one_line = plan.q == plan.k;
+  if (!one_line) {
+    const std::size_t n = chunks(plan.cuts_k);
+    const auto room = core::ceil_div(static_cast<std::int64_t>(n), plan.ranks);
+    for (std::size_t k = 0; k < n; ++k) {
+      plan.owner_k.push_back(static_cast<int>(static_cast<std::int64_t>(k) / room));
+    }
+  }
+  const double row_bytes = sequences_of(p, plan.k) *
+                           (2 * bytes_of_row(p, size_of(p.dtype)) + bytes_of_row(p, sum_bytes(p)));
+  DealInput input{.areas = plan.areas,
+                  .ranks = plan.ranks,
+                  .seconds_per_element = (core::flops_per_element(p, Phase::forward) +
+                                          core::flops_per_element(p, Phase::backward)) /
+                                         plan.rates.flops,
+                  .owner_k = plan.owner_k};
+  for (std::size_t k = 0; k < chunks(plan.cuts_k); ++k) {
+    input.seconds_of_chunk.push_back(
+        row_bytes * static_cast<double>(plan.cuts_k[k + 1] - plan.cuts_k[k]) / plan.rates.bytes);
+  }
+  Dealt dealt = deal(input, plan.options.deal);
+  plan.owner_q = std::move(dealt.owner);
+  if (one_line) plan.owner_k = plan.owner_q;
+  plan.reasons.push_back(fmt::format("{} chunks of {} rows, dealt {}{}", chunks(plan.cuts_q),
+                                     chunks(plan.cuts_q) == 0 ? 0 : plan.cuts_q[1],
+                                     name(plan.options.deal),
+                                     dealt.by.empty() ? "" : ": " + dealt.by));
+  if (!one_line) {
+    plan.reasons.emplace_back(
+        "Q and K have other lengths, so K and V are dealt apart: equal parts, in order");
+  }
+}
+
+void list_rows(PlanData& plan) {
+  const auto ranks = static_cast<std::size_t>(plan.ranks);
+  plan.rows.resize(ranks);
+  plan.keys.resize(ranks);
+  plan.gathered.resize(ranks);
+  plan.area.assign(ranks, 0);
+  for (std::size_t q = 0; q < chunks(plan.cuts_q); ++q) {
+    append(plan.rows[static_cast<std::size_t>(plan.owner_q[q])],
+           {plan.cuts_q[q], plan.cuts_q[q + 1]});
+  }
+  for (std::size_t k = 0; k < chunks(plan.cuts_k); ++k) {
+    const Rows rows{plan.cuts_k[k], plan.cuts_k[k + 1]};
+    append(plan.keys[static_cast<std::size_t>(plan.owner_k[k])], rows);
+    std::vector<bool> sees(ranks, false);
+    for (std::size_t q = 0; q < chunks(plan.cuts_q); ++q) {
+      const double area = plan.areas.of(q, k);
+      plan.area[static_cast<std::size_t>(plan.owner_q[q])] += area;
+      if (area > 0) sees[static_cast<std::size_t>(plan.owner_q[q])] = true;
+    }
+    for (std::size_t r = 0; r < ranks; ++r) {
+      if (sees[r]) append(plan.gathered[r], rows);
+    }
+  }
+}
+
+PlanData make_data(const Problem& problem, int ranks, const Options& options,
+                   const attn::Context& context) {
+  if (ranks < 1) {
+    core::ArgumentCheck().refuse(fmt::format("ranks is {}; accepted are 1 and more", ranks));
+  }
+  core::validate_problem(problem);
+  core::validate_declarations(problem);
+  core::validate_options(problem, Phase::forward, options.local, context);
+  refuse_features(problem, options.local);
+  PlanData plan;
+  plan.problem = problem;
+  plan.options = options;
+  plan.ranks = ranks;
+  plan.rates = {.flops = options.rates.flops > 0 ? options.rates.flops : kCpuRates.flops,
+                .bytes = options.rates.bytes > 0 ? options.rates.bytes : kCpuRates.bytes};
+  plan.q = side_of_q(problem, options.lengths);
+  plan.k = side_of_k(problem, options.lengths);
+  const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks);
+  plan.cuts_q = equal_cuts(plan.q.rows, chunk);
+  plan.cuts_k = plan.q == plan.k
+                    ? plan.cuts_q
+                    : equal_cuts(plan.k.rows, choose_chunk(options.chunk, plan.k.rows, ranks));
+  const std::string unreadable = unreadable_buffer(problem.mask, options.buffers);
+  if (!unreadable.empty()) {
+    plan.reasons.push_back(fmt::format(
+        "the mask reads '{}', which the CPU cannot read: every key counts as seen", unreadable));
+  }
+  plan.areas = count_areas(problem, unreadable.empty() ? problem.mask : expr::Expr{},
+                           options.buffers, plan.q, plan.k, plan.cuts_q, plan.cuts_k);
+  deal_chunks(plan);
+  list_rows(plan);
+  return plan;
+}
+
+// The rank's own plan, by the algorithm that one rank would take for the whole.
+attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase,
+                   const attn::Context& context) {
+  PlanOptions options = plan.options.local;
+  if (options.algorithm == Algorithm::automatic) {
+    options.algorithm = cpu::plan(plan.problem, phase, options, context).algorithm;
+  }
+  attn::Plan local = cpu::plan(part.problem, phase, options, context);
+  auto* const made = static_cast<core::MadeFor*>(local.state.get());
+  made->places = part.places;
+  made->record = core::PlanRecord(local);
+  return local;
+}
+
+void plan_work(PlanData& plan, int rank, const attn::Context& context) {
+  const auto r = static_cast<std::size_t>(rank);
+  plan.work.part = local_problem(plan.problem, plan.q, plan.k, plan.rows[r], plan.gathered[r]);
+  if (plan.rows[r].empty()) return;
+  plan.work.forward = plan_of(plan, plan.work.part, Phase::forward, context);
+  plan.work.backward = plan_of(plan, plan.work.part, Phase::backward, context);
+}
+
+std::string numbers(const std::vector<std::int32_t>& values) {
+  return fmt::format("{}", fmt::join(values, ","));
+}
+
+// The buffers of the mask that are counted by, with what they hold.
+std::string contents(const expr::Expr& mask, const expr::Bindings& bindings) {
+  if (mask.empty()) return {};
+  std::string text;
+  for (const auto& buffer : expr::buffers(mask)) {
+    const auto bound = std::find_if(bindings.begin(), bindings.end(), [&](const auto& binding) {
+      return binding.first == buffer->name();
+    });
+    const Tensor& t = bound != bindings.end() ? bound->second : buffer->tensor();
+    std::uint64_t hash = 0;
+    if (t.data != nullptr && t.device.type == DeviceType::cpu && t.contiguous()) {
+      hash = hash_of({static_cast<const char*>(t.data),
+                      static_cast<std::size_t>(t.size()) * size_of(t.dtype)});
+    }
+    text += fmt::format("{} {} {:016x} ", buffer->name(),
+                        fmt::join(t.shape.begin(), t.shape.begin() + t.rank, "x"), hash);
+  }
+  return text;
+}
+
+void describe(const Problem& p, const Options& o, Greeting& greeting) {
+  const auto text = [](const expr::Expr& e) { return e.empty() ? "" : expr::to_string(e); };
+  const Lengths& n = o.lengths;
+  greeting.add("dtype", name(p.dtype));
+  greeting.add("sizes", fmt::format("b{} sq{} sk{} hq{} hk{} d{} dv{}", p.batch, p.seqlen_q,
+                                    p.seqlen_k, p.heads_q, p.heads_k, p.head_dim, p.head_dim_v));
+  greeting.add("layouts", fmt::format("q {} k {}", static_cast<int>(p.layout_q),
+                                      static_cast<int>(p.layout_k)));
+  greeting.add("mask", text(p.mask));
+  greeting.add("score", text(p.score));
+  greeting.add("softmax",
+               fmt::format("scale {} sink {} dropout {} {} {} {}",
+                           p.softmax_scale ? *p.softmax_scale : 0, p.sink, p.dropout.probability,
+                           p.dropout.seed, p.dropout.offset, p.dropout.rng_state));
+  greeting.add("lengths", numbers(n.cu_seqlens_q) + ";" + numbers(n.cu_seqlens_k) + ";" +
+                              numbers(n.seqused_q) + ";" + numbers(n.seqused_k));
+  greeting.add("options",
+               fmt::format("deal {} chunk {} flops {} bytes {} algorithm {}", name(o.deal), o.chunk,
+                           o.rates.flops, o.rates.bytes, name(o.local.algorithm)));
+  greeting.add("buffers", contents(p.mask, o.buffers));
+}
+
+std::string identity_of(const Problem& p, const Options& o) {
+  const auto text = [](const expr::Expr& e) { return e.empty() ? "" : expr::to_string(e); };
+  std::uint64_t hash = hash_of(text(p.mask) + "|" + text(p.score));
+  for (const auto* lengths : {&o.lengths.cu_seqlens_q, &o.lengths.cu_seqlens_k,
+                              &o.lengths.seqused_q, &o.lengths.seqused_k}) {
+    hash = hash_of(numbers(*lengths) + ";", hash);
+  }
+  return fmt::format("{:016x} {} deal {} chunk {}", hash, core::echo(to_string(p)), name(o.deal),
+                     o.chunk);
+}
+
+}  // namespace
+
+std::string_view name(Deal deal) noexcept {
+  switch (deal) {
+    case Deal::by_area:
+      return "by_area";
+    case Deal::contiguous:
+      return "contiguous";
+    case Deal::zigzag:
+      return "zigzag";
+    case Deal::striped:
+      return "striped";
+  }
+  return "unknown";
+}
+
+Deal parse_deal(std::string_view text) {
+  std::string names;
+  for (const Deal deal : {Deal::by_area, Deal::contiguous, Deal::zigzag, Deal::striped}) {
+    if (name(deal) == text) return deal;
+    names += (names.empty() ? "" : ", ") + std::string(name(deal));
+  }
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("deal '{}' is unknown; accepted are {}", core::echo(text), names));
+}
+
+RowList moved_rows(const PlanData& plan, int from, int to) {
+  return common(plan.keys[static_cast<std::size_t>(from)],
+                plan.gathered[static_cast<std::size_t>(to)]);
+}
+
+Plan make_plan(const Problem& problem, const Group& group, const Options& options,
+               const Context& context) {
+  Greeting greeting("make_plan");
+  auto data = std::make_shared<PlanData>();
+  try {
+    describe(problem, options, greeting);
+    *data = make_data(problem, group.size(), options, context.local);
+    data->group = group;
+    data->identity = identity_of(problem, options);
+    plan_work(*data, group.rank(), context.local);
+  } catch (const Error& error) {
+    greeting.refuse(error.code(), error.what());
+  }
+  agree(group, greeting, context.timeout);
+  return Plan(std::move(data));
+}
+
+Plan make_plan(const Problem& problem, int ranks, const Options& options) {
+  return Plan(std::make_shared<PlanData>(make_data(problem, ranks, options, {})));
+}
+
+const Problem& Plan::problem() const { return data_->problem; }
+int Plan::rank() const { return data_->group ? data_->group->rank() : -1; }
+int Plan::ranks() const { return data_->ranks; }
+
+namespace {
+
+std::size_t checked(int rank, int ranks) {
+  if (rank < 0 || rank >= ranks) {
+    core::ArgumentCheck().refuse(fmt::format("rank is {}; accepted are 0 to {}", rank, ranks - 1));
+  }
+  return static_cast<std::size_t>(rank);
+}
+
+}  // namespace
+
+const std::vector<Rows>& Plan::rows(int rank) const { return data_->rows[checked(rank, ranks())]; }
+const std::vector<Rows>& Plan::keys(int rank) const { return data_->keys[checked(rank, ranks())]; }
+const std::vector<Rows>& Plan::gathered(int rank) const {
+  return data_->gathered[checked(rank, ranks())];
+}
+double Plan::area(int rank) const { return data_->area[checked(rank, ranks())]; }
+const std::vector<std::string>& Plan::reasons() const { return data_->reasons; }
+
+double Plan::balance() const {
+  const double largest = *std::max_element(data_->area.begin(), data_->area.end());
+  const double all = std::accumulate(data_->area.begin(), data_->area.end(), 0.0);
+  return largest == 0 ? 1 : all / static_cast<double>(data_->ranks) / largest;
+}
+
+double Plan::bytes(int from, int to, Phase phase) const {
+  checked(from, ranks());
+  checked(to, ranks());
+  if (from == to) return 0;
+  const Problem& p = data_->problem;
+  const double rows = sequences_of(p, data_->k);
+  const auto moved = [&](int owner, int reader) {
+    return rows * static_cast<double>(count(moved_rows(*data_, owner, reader)));
+  };
+  double bytes = moved(from, to) * bytes_of_row(p, size_of(p.dtype));
+  if (phase == Phase::backward) bytes += moved(to, from) * bytes_of_row(p, sum_bytes(p));
+  return bytes;
+}
+
+}  // namespace attn::dist

@@ -1,0 +1,42 @@
+// What a plan of several ranks knows.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attn/dist.hpp"
+#include "dist/areas.hpp"
+#include "dist/local_problem.hpp"
+#include "dist/sides.hpp"
+
+namespace attn::dist {
+
+// This rank's own part of the work.
+struct LocalWork {
+  LocalProblem part{};
+  // None where the rank has no queries.
+  std::optional<attn::Plan> forward{}, backward{};
+};
+
+struct PlanData {
+  Problem problem{};
+  Options options{};
+  std::optional<Group> group{};  // none: a plan to look at
+  int ranks = 1;
+  Side q{}, k{};
+  Cuts cuts_q{}, cuts_k{};
+  Areas areas{};
+  std::vector<int> owner_q{}, owner_k{};            // of each chunk
+  std::vector<RowList> rows{}, keys{}, gathered{};  // of each rank
+  std::vector<double> area{};                       // of each rank
+  Rates rates{};
+  std::vector<std::string> reasons{};
+  std::string identity{};  // what ranks compare before a call
+  LocalWork work{};
+};
+
+// Rows of K and V that one rank has and another's queries see.
+RowList moved_rows(const PlanData& plan, int from, int to);
+
+}  // namespace attn::dist

@@ -1,0 +1,181 @@
+// dist::forward and dist::backward.
+#include <fmt/format.h>
+
+#include <exception>
+#include <utility>
+
+#include "attn/error.hpp"
+#include "core/tensor/element.hpp"
+#include "cpu/cpu.hpp"
+#include "dist/call.hpp"
+
+namespace attn::dist {
+namespace {
+
+const PlanData& with_group(const Plan& plan) {
+  const PlanData& data = plan.data();
+  if (data.group) return data;
+  throw Error(ErrorCode::invalid_argument,
+              "the plan was made for a number of ranks; accepted is one made for a group");
+}
+
+// Tells the others what each is about to do, `check` having looked at this rank's arguments.
+template <class Check>
+void greet(const PlanData& plan, std::string_view call, const Inputs& inputs,
+           const std::string& asked, std::chrono::milliseconds timeout, const Check& check) {
+  Greeting greeting(call);
+  greeting.add("plan", plan.identity);
+  greeting.add("gradients", asked);
+  try {
+    check();
+    std::string state;
+    if (plan.problem.dropout.rng_state) {
+      const auto* const words = static_cast<const std::int64_t*>(inputs.rng_state.data);
+      state = fmt::format("{} {}", words[0], words[1]);
+    }
+    greeting.add("rng_state", state);
+  } catch (const Error& error) {
+    greeting.refuse(error.code(), error.what());
+  }
+  agree(*plan.group, greeting, timeout);
+}
+
+// What goes wrong on this rank alone is told to the others, who wait for it.
+template <class Work>
+void together(const PlanData& plan, const Work& work) {
+  Engine& engine = plan.group->engine();
+  try {
+    work();
+  } catch (const std::exception& error) {
+    engine.fail(fmt::format("rank {}: {}", engine.rank(), error.what()));
+    throw;
+  } catch (...) {
+    engine.fail(fmt::format("rank {} failed", engine.rank()));
+    throw;
+  }
+}
+
+// Buffers that were given for planning alone are bound as well.
+Inputs with_buffers(const PlanData& plan, const Inputs& inputs) {
+  Inputs bound = inputs;
+  for (const auto& given : plan.options.buffers) {
+    bool is_bound = false;
+    for (const auto& binding : inputs.buffers) is_bound |= binding.first == given.first;
+    if (!is_bound) bound.buffers.push_back(given);
+  }
+  return bound;
+}
+
+// A gradient that is summed over all ranks: this rank's terms, and where the sum goes.
+struct SumGradient {
+  std::vector<double> terms;  // rounded once, when they are summed
+  Tensor to;
+
+  explicit SumGradient(const Tensor& result)
+      : terms(static_cast<std::size_t>(result.size()), 0.0), to(result) {}
+  Tensor tensor_of_terms() {
+    Tensor t = to;
+    t.data = terms.data();
+    t.dtype = DType::f64;
+    std::int64_t stride = 1;
+    for (std::int32_t d = to.rank; d-- > 0;) {
+      t.strides[static_cast<std::size_t>(d)] = stride;
+      stride *= to.shape[static_cast<std::size_t>(d)];
+    }
+    return t;
+  }
+  void store() const {
+    for (std::size_t i = 0; i < terms.size(); ++i) {
+      auto left = static_cast<std::int64_t>(i);
+      std::int64_t offset = 0;
+      for (std::int32_t d = to.rank; d-- > 0;) {
+        const auto axis = static_cast<std::size_t>(d);
+        offset += left % to.shape[axis] * to.strides[axis];
+        left /= to.shape[axis];
+      }
+      static_cast<float*>(to.data)[offset] = static_cast<float>(terms[i]);
+    }
+  }
+};
+
+Tensor i32(const std::vector<std::int32_t>& values) {
+  return values.empty() ? Tensor{}
+                        : tensor(values.data(), {static_cast<std::int64_t>(values.size())});
+}
+
+}  // namespace
+
+Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const RowMemory& gathered) {
+  Inputs local = inputs;
+  local.k = gathered.k.tensor;
+  local.v = gathered.v.tensor;
+  local.cu_seqlens_q = i32(plan.work.part.cu_q);
+  local.cu_seqlens_k = i32(plan.work.part.cu_k);
+  local.seqused_q = i32(plan.work.part.used_q);
+  local.seqused_k = i32(plan.work.part.used_k);
+  return local;
+}
+
+void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+             const Context& context) {
+  const PlanData& data = with_group(plan);
+  const Inputs bound = with_buffers(data, inputs);
+  greet(data, "forward", bound, "", context.timeout,
+        [&] { check_forward(data, bound, outputs, context.local); });
+  together(data, [&] {
+    const Traffic traffic(data, context.timeout);
+    const RowMemory gathered = traffic.gather(bound.k, bound.v);
+    if (!data.work.forward) return;
+    cpu::forward(*data.work.forward, local_inputs(data, bound, gathered), outputs, context.local);
+  });
+}
+
+void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+              const OutputGradients& d_outputs, const Gradients& gradients,
+              const Context& context) {
+  const PlanData& data = with_group(plan);
+  const Inputs bound = with_buffers(data, inputs);
+  std::string asked =
+      fmt::format("{}{}{}", gradients.dk.given() ? "dk " : "", gradients.dv.given() ? "dv " : "",
+                  gradients.dsink.given() ? "dsink " : "");
+  for (const auto& gradient : gradients.buffers) asked += gradient.first + " ";
+  greet(data, "backward", bound, asked, context.timeout,
+        [&] { check_backward(data, bound, outputs, d_outputs, gradients, context.local); });
+  together(data, [&] {
+    const Traffic traffic(data, context.timeout);
+    const RowMemory gathered = traffic.gather(bound.k, bound.v);
+    const bool of_keys = gradients.dk.given() || gradients.dv.given();
+    const auto me = static_cast<std::size_t>(traffic.rank());
+    RowMemory partial =
+        traffic.memory(of_keys ? data.gathered[me] : RowList{}, traffic.sum_dtype());
+    std::vector<SumGradient> sums;
+    if (gradients.dsink.given()) sums.emplace_back(gradients.dsink);
+    for (const auto& gradient : gradients.buffers) sums.emplace_back(gradient.second);
+    if (data.work.backward) {
+      Gradients local;
+      local.dq = gradients.dq;
+      if (of_keys) {
+        local.dk = partial.k.tensor;
+        local.dv = partial.v.tensor;
+      }
+      std::size_t next = 0;
+      if (gradients.dsink.given()) local.dsink = sums[next++].tensor_of_terms();
+      for (const auto& gradient : gradients.buffers) {
+        local.buffers.emplace_back(gradient.first, sums[next++].tensor_of_terms());
+      }
+      cpu::backward(*data.work.backward, local_inputs(data, bound, gathered), outputs, d_outputs,
+                    local, context.local);
+    }
+    if (of_keys) {
+      const RowMemory home = traffic.send_home(partial);
+      if (gradients.dk.given()) convert_rows(home.k, gradients.dk);
+      if (gradients.dv.given()) convert_rows(home.v, gradients.dv);
+    }
+    for (SumGradient& sum : sums) {
+      traffic.sum(sum.terms);
+      sum.store();
+    }
+  });
+}
+
+}  // namespace attn::dist

@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "core/ceil_div.hpp"
+#include "dist/call.hpp"
+
+namespace attn::dist {
+
+RowMemory Traffic::gather(const Tensor& k, const Tensor& v) const {
+  const auto me = static_cast<std::size_t>(rank());
+  const DType dtype = plan_.problem.dtype;
+  const RowTensor own_k{k, plan_.keys[me]}, own_v{v, plan_.keys[me]};
+  std::vector<RowMemory> arrived;
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int r = 0; r < plan_.ranks; ++r) {
+    if (r == rank()) continue;
+    RowList to_send = moved_rows(plan_, rank(), r);
+    RowList to_get = moved_rows(plan_, r, rank());
+    if (!to_send.empty()) {
+      const auto message = std::make_shared<RowMemory>(memory(std::move(to_send), dtype));
+      copy_rows(own_k, message->k);
+      copy_rows(own_v, message->v);
+      sends.push_back({r, message->data(), message->bytes(), message});
+    }
+    if (!to_get.empty()) {
+      RowMemory message = memory(std::move(to_get), dtype);
+      receives.push_back({r, message.data(), message.bytes()});
+      arrived.push_back(std::move(message));
+    }
+  }
+  exchange(sends, receives);
+  RowMemory gathered = memory(plan_.gathered[me], dtype);
+  copy_rows(own_k, gathered.k);
+  copy_rows(own_v, gathered.v);
+  for (const RowMemory& message : arrived) {
+    copy_rows(message.k, gathered.k);
+    copy_rows(message.v, gathered.v);
+  }
+  return gathered;
+}
+
+RowMemory Traffic::send_home(const RowMemory& partial) const {
+  const auto me = static_cast<std::size_t>(rank());
+  std::vector<RowMemory> arrived(static_cast<std::size_t>(plan_.ranks));
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int r = 0; r < plan_.ranks; ++r) {
+    if (r == rank()) continue;
+    RowList to_send = moved_rows(plan_, r, rank());  // what came from there goes back
+    RowList to_get = moved_rows(plan_, rank(), r);
+    if (!to_send.empty()) {
+      const auto message = std::make_shared<RowMemory>(memory(std::move(to_send), sum_dtype()));
+      copy_rows(partial.k, message->k);
+      copy_rows(partial.v, message->v);
+      sends.push_back({r, message->data(), message->bytes(), message});
+    }
+    if (!to_get.empty()) {
+      RowMemory& message = arrived[static_cast<std::size_t>(r)];
+      message = memory(std::move(to_get), sum_dtype());
+      receives.push_back({r, message.data(), message.bytes()});
+    }
+  }
+  exchange(sends, receives);
+  RowMemory sums = memory(plan_.keys[me], sum_dtype());
+  sums.clear();
+  for (std::size_t r = 0; r < arrived.size(); ++r) {
+    const RowMemory& terms = r == me ? partial : arrived[r];
+    if (terms.bytes() == 0) continue;
+    add_rows(terms.k, sums.k);
+    add_rows(terms.v, sums.v);
+  }
+  return sums;
+}
+
+void Traffic::sum(std::vector<double>& values) const {
+  const auto ranks = static_cast<std::int64_t>(plan_.ranks);
+  const auto n = static_cast<std::int64_t>(values.size());
+  const std::int64_t part = core::ceil_div(std::max<std::int64_t>(n, 1), ranks);
+  const auto begin = [&](std::int64_t r) { return std::min(n, r * part); };
+  const auto bytes = [&](std::int64_t r) {
+    return static_cast<std::size_t>(begin(r + 1) - begin(r)) * sizeof(double);
+  };
+  // Rank r adds the r-th part of the values of all ranks,
+  const std::int64_t me = rank();
+  const std::int64_t own = begin(me + 1) - begin(me);
+  const auto sent = std::make_shared<std::vector<double>>(values);
+  std::vector<double> terms(static_cast<std::size_t>(own * ranks));
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    if (r == me) continue;
+    sends.push_back({static_cast<int>(r), sent->data() + begin(r), bytes(r), sent});
+    receives.push_back({static_cast<int>(r), terms.data() + r * own, bytes(me)});
+  }
+  exchange(sends, receives);
+  std::copy_n(values.data() + begin(me), own, terms.data() + me * own);
+  const auto sums = std::make_shared<std::vector<double>>(static_cast<std::size_t>(own));
+  for (std::int64_t i = 0; i < own; ++i) {
+    double total = 0;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      total += terms[static_cast<std::size_t>(r * own + i)];
+    }
+    (*sums)[static_cast<std::size_t>(i)] = total;
+  }
+  // and tells it to all.
+  std::copy(sums->begin(), sums->end(), values.begin() + begin(me));
+  sends.clear();
+  receives.clear();
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    if (r == me) continue;
+    sends.push_back({static_cast<int>(r), sums->data(), bytes(me), sums});
+    receives.push_back({static_cast<int>(r), values.data() + begin(r), bytes(r)});
+  }
+  exchange(sends, receives);
+}
+
+}  // namespace attn::dist

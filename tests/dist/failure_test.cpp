@@ -1,0 +1,249 @@
+// A rank that differs, refuses, leaves or does not come is an Error on every other one, which names
+// it. A time-out is only ever waited for here where the other rank never comes, so that no test
+// depends on how fast the machine is.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "attn/dist.hpp"
+#include "attn/error.hpp"
+#include "attn/mask.hpp"
+
+namespace attn::dist {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr std::int64_t kRows = 96;
+
+Problem problem_of() {
+  Problem p{.batch = 1, .seqlen_q = kRows, .seqlen_k = kRows, .heads_q = 2, .heads_k = 1};
+  p.head_dim = p.head_dim_v = 8;
+  p.dtype = DType::f32;
+  p.mask = causal();
+  return p;
+}
+
+// What each rank's work threw, on a thread each; a rank leaves when its work ends.
+std::vector<std::optional<Error>> errors_of(const std::function<void(const Group& group)>& work) {
+  std::vector<std::optional<Error>> errors(kRanks);
+  std::vector<Group> groups = in_process(kRanks);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&errors, &work, r, group = std::move(groups[r])]() mutable {
+      try {
+        work(group);
+      } catch (const Error& error) {
+        errors[r] = error;
+      }
+      group = Group(nullptr);
+    });
+  }
+  groups.clear();
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+void expect_all(const std::vector<std::optional<Error>>& errors, const std::string& text,
+                ErrorCode code, int except = -1) {
+  for (int r = 0; r < kRanks; ++r) {
+    if (r == except) continue;
+    const auto& error = errors[static_cast<std::size_t>(r)];
+    ASSERT_TRUE(error.has_value()) << "rank " << r;
+    EXPECT_EQ(error->code(), code) << error->what();
+    EXPECT_NE(std::string(error->what()).find(text), std::string::npos) << error->what();
+  }
+}
+
+// Tensors of a rank's rows.
+struct Local {
+  explicit Local(const Plan& plan) {
+    std::int64_t rows = 0;
+    for (const Rows& range : plan.rows(plan.rank())) rows += range.end - range.begin;
+    for (auto* x : {&q, &o}) x->assign(static_cast<std::size_t>(rows * 16), 1);
+    for (auto* x : {&k, &v}) x->assign(static_cast<std::size_t>(rows * 8), 1);
+    inputs = {.q = tensor(q.data(), {1, rows, 2, 8}),
+              .k = tensor(k.data(), {1, rows, 1, 8}),
+              .v = tensor(v.data(), {1, rows, 1, 8})};
+    outputs = {.o = tensor(o.data(), {1, rows, 2, 8})};
+  }
+  std::vector<float> q, k, v, o;
+  Inputs inputs;
+  Outputs outputs;
+};
+
+TEST(Failure, AnotherMaskIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    Problem p = problem_of();
+    if (group.rank() == 2) p.mask = window(5, 0);
+    make_plan(p, group);
+  });
+  expect_all(errors, "mask is", ErrorCode::invalid_argument);
+  expect_all(errors, "on rank 2", ErrorCode::invalid_argument);
+}
+
+TEST(Failure, AnotherLengthIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    Problem p = problem_of();
+    if (group.rank() == 1) p.seqlen_q = kRows + 1;
+    make_plan(p, group);
+  });
+  expect_all(errors, "sizes is 'b1 sq97 sk96 hq2 hk1 d8 dv8' on rank 1",
+             ErrorCode::invalid_argument);
+}
+
+TEST(Failure, AnotherDtypeIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    Problem p = problem_of();
+    if (group.rank() == 1) p.dtype = DType::bf16;
+    make_plan(p, group);
+  });
+  expect_all(errors, "dtype is 'bf16' on rank 1", ErrorCode::invalid_argument);
+}
+
+TEST(Failure, ContentsOfTheMasksBuffersAreCompared) {
+  const auto errors = errors_of([](const Group& group) {
+    std::vector<std::int32_t> ids(kRows, group.rank() == 1 ? 1 : 0);
+    Problem p = problem_of();
+    p.mask = documents(tensor(ids.data(), {kRows}));
+    make_plan(p, group);
+  });
+  expect_all(errors, "buffers is", ErrorCode::invalid_argument);
+}
+
+// The plan's refusal reaches all ranks, and the group stays of use.
+TEST(Failure, ARefusedArgumentIsToldToAllAndTheGroupGoesOn) {
+  std::atomic<int> done = 0;
+  const auto errors = errors_of([&](const Group& group) {
+    const Plan plan = make_plan(problem_of(), group);
+    Local local(plan);
+    Inputs wrong = local.inputs;
+    if (group.rank() == 1) wrong.q.shape[3] = 7;
+    std::optional<Error> refused;
+    try {
+      forward(plan, wrong, local.outputs);
+    } catch (const Error& error) {
+      refused = error;
+    }
+    forward(plan, local.inputs, local.outputs);
+    ++done;
+    if (refused) throw Error(*refused);
+  });
+  EXPECT_EQ(done, kRanks);
+  expect_all(errors, "rank 1: q is", ErrorCode::invalid_argument);
+}
+
+TEST(Failure, AnotherCallIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    const Plan plan = make_plan(problem_of(), group);
+    Local local(plan);
+    if (group.rank() == 2) {
+      make_plan(problem_of(), group);
+    } else {
+      forward(plan, local.inputs, local.outputs);
+    }
+  });
+  expect_all(errors, "call is 'make_plan' on rank 2 and 'forward' on rank 0",
+             ErrorCode::invalid_argument);
+}
+
+TEST(Failure, ARankThatLeavesIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    const Plan plan = make_plan(problem_of(), group);
+    Local local(plan);
+    forward(plan, local.inputs, local.outputs);
+    if (group.rank() == 1) return;
+    forward(plan, local.inputs, local.outputs);
+  });
+  EXPECT_FALSE(errors[1].has_value());
+  expect_all(errors, "rank 1 has left the group", ErrorCode::unavailable, 1);
+}
+
+// An executor that fails in the middle of a call.
+class Failing : public Executor {
+ public:
+  int concurrency() const noexcept override { return 1; }
+  void parallel_for(std::int64_t /*count*/,
+                    const std::function<void(std::int64_t, int)>& /*body*/) override {
+    throw Error(ErrorCode::out_of_memory, "no memory is left");
+  }
+};
+
+TEST(Failure, WhatGoesWrongInTheMiddleReachesTheOthers) {
+  const auto errors = errors_of([](const Group& group) {
+    const Plan plan = make_plan(problem_of(), group);
+    Local local(plan);
+    std::vector<float> lse(local.q.size()), dk(local.k.size());
+    local.outputs.lse = tensor(lse.data(), {1, 2, local.inputs.q.shape[1]});
+    forward(plan, local.inputs, local.outputs);
+    Context context;
+    if (group.rank() == 0) context.local.executor = std::make_shared<Failing>();
+    std::vector<float> d_o(local.o);
+    backward(plan, local.inputs, local.outputs,
+             tensor(d_o.data(), {1, local.inputs.q.shape[1], 2, 8}),
+             {.dk = tensor(dk.data(), {1, local.inputs.q.shape[1], 1, 8})}, context);
+  });
+  ASSERT_TRUE(errors[0].has_value());
+  EXPECT_EQ(errors[0]->code(), ErrorCode::out_of_memory);
+  expect_all(errors, "rank 0: no memory is left", ErrorCode::unavailable, 0);
+}
+
+// Rank 1 waits until the others have given it up: rank 0, which waits for rank 1 first, by its
+// time-out, and rank 2 since rank 0 has.
+TEST(Failure, ARankThatHangsIsGivenUp) {
+  std::atomic<int> gave_up = 0;
+  const auto errors = errors_of([&](const Group& group) {
+    const Plan plan = make_plan(problem_of(), group);
+    Local local(plan);
+    if (group.rank() == 1) {
+      gave_up.wait(0);
+      gave_up.wait(1);
+      return;
+    }
+    const int most = group.rank() == 0 ? 20 : 600'000;
+    try {
+      forward(plan, local.inputs, local.outputs, {.timeout = std::chrono::milliseconds(most)});
+    } catch (...) {
+      ++gave_up;
+      gave_up.notify_all();
+      throw;
+    }
+  });
+  expect_all(errors, "rank 1 did not come within 20 ms", ErrorCode::unavailable, 1);
+}
+
+TEST(Failure, AGroupThatFailedStaysSo) {
+  const auto errors = errors_of([](const Group& group) {
+    group.engine().fail("rank 7: something broke");
+    make_plan(problem_of(), group);
+  });
+  expect_all(errors, "rank 7: something broke", ErrorCode::unavailable);
+}
+
+TEST(Failure, MessagesOfAnotherSizeAreRefused) {
+  const std::vector<Group> groups = in_process(2);
+  std::vector<std::optional<Error>> errors(2);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      char bytes[8] = {};
+      const Send send{.to = static_cast<int>(1 - r), .data = bytes, .bytes = r == 0 ? 8u : 4u};
+      char got[8];
+      const Receive receive{static_cast<int>(1 - r), got, 8};
+      try {
+        groups[r].engine().exchange({&send, 1}, {&receive, 1}, std::chrono::milliseconds(600'000));
+      } catch (const Error& error) {
+        errors[r] = error;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(errors[0].has_value());
+  EXPECT_NE(std::string(errors[0]->what()).find("rank 1 sent 4 bytes"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace attn::dist

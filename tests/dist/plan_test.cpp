@@ -1,0 +1,130 @@
+// What plans of several ranks say and refuse.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "attn/dist.hpp"
+#include "attn/error.hpp"
+#include "attn/mask.hpp"
+#include "dist/local_problem.hpp"
+#include "dist/plan_data.hpp"
+
+namespace attn::dist {
+namespace {
+
+Problem causal_problem(std::int64_t rows) {
+  Problem p{.batch = 1, .seqlen_q = rows, .seqlen_k = rows, .heads_q = 4, .heads_k = 2};
+  p.head_dim = p.head_dim_v = 16;
+  p.mask = causal();
+  return p;
+}
+
+std::string refusal(const Problem& problem, int ranks, const Options& options,
+                    ErrorCode code = ErrorCode::invalid_argument) {
+  try {
+    make_plan(problem, ranks, options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(DistPlan, RowsAndGatheredKeysAreThoseOfTheMask) {
+  const Plan plan = make_plan(causal_problem(256), 2, {.deal = Deal::zigzag, .chunk = 64});
+  EXPECT_EQ(plan.rows(0), (std::vector<Rows>{{0, 64}, {192, 256}}));
+  EXPECT_EQ(plan.rows(1), (std::vector<Rows>{{64, 192}}));
+  EXPECT_EQ(plan.gathered(0), (std::vector<Rows>{{0, 256}}));
+  EXPECT_EQ(plan.gathered(1), (std::vector<Rows>{{0, 192}}));
+  // 64 rows of 2 heads, 16 + 16 floats; what a rank sent comes back as sums.
+  const double bytes = 64.0 * 2 * 32 * 4;
+  EXPECT_EQ(plan.bytes(0, 1, Phase::forward), bytes);
+  EXPECT_EQ(plan.bytes(1, 0, Phase::forward), 2 * bytes);
+  EXPECT_EQ(plan.bytes(0, 1, Phase::backward), 3 * bytes);
+  EXPECT_EQ(plan.bytes(1, 1, Phase::forward), 0);
+  EXPECT_EQ(plan.balance(), 1);
+}
+
+TEST(DistPlan, AWindowMovesItsNeighboursAlone) {
+  Problem p = causal_problem(512);
+  p.mask = window(63, 0);
+  const Plan plan = make_plan(p, 4, {.deal = Deal::contiguous, .chunk = 64});
+  EXPECT_EQ(plan.gathered(2), (std::vector<Rows>{{192, 384}}));
+  EXPECT_GT(plan.bytes(1, 2, Phase::forward), 0);
+  EXPECT_EQ(plan.bytes(0, 2, Phase::forward), 0);
+}
+
+TEST(DistPlan, MasksAreWrittenAnewForTheRowsOfARank) {
+  const Plan plan = make_plan(causal_problem(256), 2, {.deal = Deal::zigzag, .chunk = 64});
+  const PlanData& data = plan.data();
+  const LocalProblem local =
+      local_problem(data.problem, data.q, data.k, data.rows[0], data.gathered[0]);
+  EXPECT_EQ(expr::to_string(local.problem.mask),
+            expr::to_string(expr::parse("key <= select(query < 64, query, query + 128)")));
+  EXPECT_EQ(local.problem.seqlen_q, 128);
+  EXPECT_EQ(local.problem.seqlen_k, 256);
+  // Rows 64-127 here are 192-255: those see the keys from 128 on in part, rows 0-63 none of them.
+  expr::Tile tile{
+      .query_max = 63, .key_min = 128, .key_max = 191, .seqlen_q = 128, .seqlen_k = 256};
+  EXPECT_EQ(expr::classify(local.problem.mask, tile), expr::Coverage::empty);
+  tile.query_min = 64;
+  tile.query_max = 127;
+  EXPECT_EQ(expr::classify(local.problem.mask, tile), expr::Coverage::full);
+}
+
+TEST(DistPlan, AMaskThatTheCpuCannotReadCountsAsFull) {
+  Problem p = causal_problem(128);
+  p.mask = documents(tensor(static_cast<const std::int32_t*>(nullptr), {128}));
+  const Plan blind = make_plan(p, 2, {.chunk = 16});
+  EXPECT_EQ(blind.area(0), 128.0 * 64 * 4);
+  ASSERT_FALSE(blind.reasons().empty());
+  EXPECT_NE(to_string(blind).find("which the CPU cannot read: every key counts as seen"),
+            std::string::npos)
+      << to_string(blind);
+  std::vector<std::int32_t> ids(128, 0);
+  std::fill(ids.begin() + 64, ids.end(), 1);
+  const Plan seeing =
+      make_plan(p, 2, {.chunk = 16, .buffers = {{"ids", tensor(ids.data(), {128})}}});
+  EXPECT_EQ(seeing.area(0), 64.0 * 64 * 4);
+}
+
+TEST(DistPlan, TextNamesRanksRowsAndTraffic) {
+  const std::string text =
+      to_string(make_plan(causal_problem(256), 2, {.deal = Deal::zigzag, .chunk = 64}));
+  EXPECT_NE(text.find("rank 0: rows 0-63 192-255"), std::string::npos) << text;
+  EXPECT_NE(text.find("from rank 1: keys 64-191"), std::string::npos) << text;
+}
+
+TEST(DistPlan, RefusesByName) {
+  const Problem p = causal_problem(64);
+  EXPECT_NE(refusal(p, 0, {}).find("ranks is 0"), std::string::npos);
+  EXPECT_NE(refusal(p, 2, {.chunk = -1}).find("chunk is -1"), std::string::npos);
+  EXPECT_NE(
+      refusal(p, 2, {.lengths = {.seqused_q = {65}}}).find("seqused_q[0] of the lengths is 65"),
+      std::string::npos);
+  EXPECT_NE(refusal(p, 2, {.lengths = {.cu_seqlens_q = {0, 64}}}).find("cu_seqlens_q"),
+            std::string::npos);
+  Problem packed = p;
+  packed.layout_q = packed.layout_k = Layout::packed;
+  EXPECT_NE(refusal(packed, 2, {}).find("cu_seqlens_q of the lengths has 0 numbers"),
+            std::string::npos);
+  Problem prefix = p;
+  prefix.seqlen_prefix = 5;
+  EXPECT_NE(refusal(prefix, 2, {}, ErrorCode::unsupported).find("seqlen_prefix is 5"),
+            std::string::npos);
+  Problem paged = p;
+  paged.layout_k = Layout::paged;
+  paged.page_size = 16;
+  EXPECT_NE(refusal(paged, 2, {}, ErrorCode::unsupported).find("layout_k is paged"),
+            std::string::npos);
+  Problem own = p;
+  own.mask = expr::Buffer("dist_x", tensor(static_cast<const std::int32_t*>(nullptr),
+                                           {64}))[expr::symbols().key] > 0;
+  EXPECT_NE(refusal(own, 2, {}).find("buffer 'dist_x'"), std::string::npos);
+  EXPECT_THROW(make_plan(p, 2).rows(2), Error);
+  EXPECT_THROW(in_process(0), Error);
+  EXPECT_THROW(forward(make_plan(p, 2), {}, {}), Error);
+}
+
+}  // namespace
+}  // namespace attn::dist

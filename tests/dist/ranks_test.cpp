@@ -1,0 +1,99 @@
+// One sequence over several ranks gives what the fp64 reference gives of the whole, by the error
+// rule: forward and backward, every feature, ways of dealing, uneven chunks, ranks without rows.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "conformance/support.hpp"
+#include "verify/conformance.hpp"
+
+namespace attn::verify {
+namespace {
+
+void expect_right(const Case& c, const RankOptions& ranks, std::uint64_t seed) {
+  Conformance conformance(c, seed, has_backward(c.problem));
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    const Report report = conformance.check({.phase = phase, .ranks = ranks});
+    EXPECT_EQ(report.status, Status::passed) << to_string(report);
+  }
+}
+
+struct RankCase {
+  const char* descriptor;
+  int ranks;
+  std::int64_t chunk;
+  dist::Deal deal;
+};
+
+class Ranks : public ::testing::TestWithParam<RankCase> {};
+
+TEST_P(Ranks, AgreeWithTheReference) {
+  const RankCase& c = GetParam();
+  expect_right(parse_case(c.descriptor), {.ranks = c.ranks, .chunk = c.chunk, .deal = c.deal}, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, Ranks,
+    ::testing::Values(
+        RankCase{"b2_n200_hq4_hk2_d64_causal_bf16", 2, 0, dist::Deal::by_area},
+        RankCase{"b1_n256_h2_d64_causal_f32", 4, 32, dist::Deal::zigzag},
+        RankCase{"b1_n130_h1_d40_f16", 8, 16, dist::Deal::striped},
+        RankCase{"b2_n150_hq6_hk1_d32_window20x3_sink_bf16/dlse", 3, 16, dist::Deal::contiguous},
+        RankCase{"b3_n90_h2_d64_causal_f32/padded_dlse", 4, 8, dist::Deal::by_area},
+        RankCase{"b4_sq100_sk100_hq4_hk2_d64_packed_causal_bf16/cuq0,9,9,100,150_cuk0,9,9,100,150",
+                 4, 16, dist::Deal::by_area},
+        RankCase{"b4_sq120_sk150_hq4_hk2_d64_causal_packed_f32/padded", 5, 16, dist::Deal::by_area},
+        RankCase{"b3_sq40_sk90_h2_d64_packedq_f32", 3, 7, dist::Deal::zigzag},
+        RankCase{"b3_sq40_sk90_h2_d64_packedk_causal_f32", 3, 7, dist::Deal::striped},
+        RankCase{"b2_n150_h2_d64_documents_causal_f32", 4, 0, dist::Deal::by_area},
+        RankCase{"b1_n150_h2_d64_prefix60_f32", 4, 16, dist::Deal::by_area},
+        RankCase{"b2_n120_hq4_hk2_d64_causal_alibi_softcap20_f32", 4, 16, dist::Deal::by_area},
+        RankCase{"b2_n90_hq4_hk2_d64_causal_bias_f32", 4, 16, dist::Deal::by_area},
+        RankCase{"b1_n130_hq4_hk2_d64_bias1x1x1x130_sink_f32", 3, 5, dist::Deal::striped},
+        RankCase{"b2_n130_hq4_hk2_d64_causal_dropout0.5_seed7_f32", 4, 13, dist::Deal::by_area},
+        RankCase{"b1_n130_hq4_hk2_d64_dropout0.1_seed7_rngstate_bf16", 3, 0, dist::Deal::striped},
+        RankCase{"b2_sq70_sk70_h2_d64_packed_dropout0.3_seed5_offset9_f32", 4, 11,
+                 dist::Deal::by_area},
+        RankCase{"b1_n256_h2_d64_butterfly32_f32", 4, 32, dist::Deal::by_area},
+        RankCase{"b1_n100_h3_d64_mask(head==1||key<=query)_f32", 3, 9, dist::Deal::by_area},
+        RankCase{"b2_n100_h2_d64_mask(query<0)_sink_f32", 4, 16, dist::Deal::by_area},
+        RankCase{"b1_sq17_sk500_h2_d64_causal_f32", 4, 0, dist::Deal::by_area},
+        RankCase{"b2_n5_h1_d16_causal_f32", 8, 1, dist::Deal::contiguous},
+        RankCase{"b2_n3_h1_d16_f32", 8, 0, dist::Deal::by_area},
+        RankCase{"b2_sq5_sk0_h2_d16_sink_f32", 3, 1, dist::Deal::by_area},
+        RankCase{"b1_n70_h2_d192_dv128_causal_f16", 1, 0, dist::Deal::by_area},
+        RankCase{"b2_n130_hq4_hk2_d32_causal_dropout0.5_seed7_f64", 3, 13, dist::Deal::by_area},
+        RankCase{"b1_n150_h2_d32_window16x0_sink_alibi_f64", 4, 16, dist::Deal::by_area}));
+
+// 2,000 of these are run by `attn check --random 2000 --ranks ...` (docs/scale-out.md).
+TEST(RandomRanks, AgreeWithTheReference) {
+  constexpr std::int64_t kChunks[] = {0, 1, 3, 16, 64};
+  const std::uint64_t count = quick() ? 6 : 24;
+  std::uint64_t done = 0;
+  for (std::uint64_t seed = 5000; done < count; ++seed) {
+    const Case c = random_case(seed);
+    if (!has_backward(c.problem)) continue;
+    ++done;
+    expect_right(c,
+                 {.ranks = static_cast<int>(1 + seed % 8),
+                  .chunk = kChunks[seed / 8 % std::size(kChunks)],
+                  .deal = static_cast<dist::Deal>(seed / 3 % 4)},
+                 seed);
+  }
+}
+
+// The harness itself can fail: one value of one rank.
+TEST(RandomRanks, AWrongValueIsSeen) {
+  const Report report =
+      check(parse_case("b1_n130_h2_d32_causal_f32"),
+            {.ranks = {.ranks = 3, .chunk = 16},
+             .tamper =
+                 [](CaseData& data) {
+                   store_element(data.outputs.o, data.outputs.o.offset({0, 77, 1, 3}), 0.5);
+                 }},
+            3);
+  EXPECT_EQ(report.status, Status::failed);
+}
+
+}  // namespace
+}  // namespace attn::verify
