@@ -12,6 +12,9 @@ fi
 library=$(realpath "${1:?usage: scripts/check_exports.sh [--c] LIBRARY}")
 cd "$(dirname "$0")/.."
 
+# Not attn/dist/mpi.hpp, which is part of the programs that include it.
+mapfile -t headers < <(find include/attn -name '*.hpp' ! -name mpi.hpp)
+
 failed=0
 report() {  # report WHAT LINES: complains when LINES is not empty
   if [[ -n $2 ]]; then
@@ -41,13 +44,13 @@ report 'a namespace of a public header without ATTN_API' "$(
          getline declaration
          getline end
          if (declaration !~ /^class [A-Za-z]+;$/ || end !~ /^}/) print line
-       }' include/attn/*.hpp)"
+       }' "${headers[@]}")"
 report 'visibility is decided in include/attn alone' \
   "$(grep -rnE 'ATTN_API|\b_*visibility_* *\(' src tools verify tests || true)"
 
 # Functions are compared by the last part of their name, `forward` for attn::forward(...). What a
 # header declares ends in `;` and has no body; a pure virtual or defaulted function has no symbol.
-declared=$(sed 's|//.*||; /^#/d' include/attn/*.hpp |
+declared=$(sed 's|//.*||; /^#/d' "${headers[@]}" |
   sed -z 's/{}//g; s/\n/ /g; s/[{};]/&\n/g; s/operator *[^ (]*(/operator(/g' |
   grep -E '\).*;$' | grep -vE '^ *(return|static_assert)|= (0|default);|std::function<' |
   grep -oE '[A-Za-z_0-9]+\(' | tr -d '(' | grep -vx requires | sort -u)
@@ -60,14 +63,14 @@ functions=$(grep -v ' for attn::' <<<"$symbols" |
   sort -u)
 report 'declared in include/attn and not exported' "$(comm -13 <(echo "$functions") <(echo "$declared"))"
 # What has a body in a header may be there too, where the compiler did not put it inline.
-words=$(cat include/attn/*.hpp | grep -oE '[A-Za-z_0-9]+' | sort -u)
+words=$(cat "${headers[@]}" | grep -oE '[A-Za-z_0-9]+' | sort -u)
 report 'exported and not declared in include/attn' \
   "$(comm -23 <(tr -d '~' <<<"$functions" | sort -u) <(echo "$words"))"
 report 'exported and not of attn' "$(grep -v '\battn::' <<<"$symbols" || true)"
 report 'a class that include/attn does not declare' "$(
   sed -n 's/.* for attn::\(.*::\)\{0,1\}//p' <<<"$symbols" | sort -u |
     while read -r class; do
-      grep -qE "^(class|struct) $class\b" include/attn/*.hpp || echo "$class"
+      grep -qE "^(class|struct) $class\b" "${headers[@]}" || echo "$class"
     done)"
 
 ((failed == 0)) && echo "check_exports: $(wc -l <<<"$symbols") symbols, those of include/attn"

@@ -115,6 +115,15 @@ void Conformance::run(Draw& draw, const Subject& subject) {
                       .threads = subject.executor ? subject.executor->concurrency() : 0,
                       .deterministic = subject.deterministic,
                       .batch_invariant = subject.batch_invariant};
+  if (subject.ranks.ranks > 0) {
+    data.poison();
+    options.threads = subject.device.type == DeviceType::cuda ? 0 : 1;
+    if (subject.phase == Phase::forward) {
+      return forward_on_ranks(data, subject.ranks, options, context, !draw.nolse);
+    }
+    forward(data.problem, data.inputs, data.outputs, {}, context);
+    return backward_on_ranks(data, subject.ranks, options, context);
+  }
   if (subject.device.type == DeviceType::cuda) {
     if (subject.phase == Phase::backward) {
       // O and LSE are those of the CPU, so that a failure is the backward pass's own.
@@ -125,14 +134,6 @@ void Conformance::run(Draw& draw, const Subject& subject) {
     return forward_on_device(data, options, context, !draw.nolse);
   }
   data.poison();
-  if (subject.ranks.ranks > 0) {
-    options.threads = 1;
-    if (subject.phase == Phase::forward) {
-      return forward_on_ranks(data, subject.ranks, options, context, !draw.nolse);
-    }
-    forward(data.problem, data.inputs, data.outputs, {}, context);
-    return backward_on_ranks(data, subject.ranks, options, context);
-  }
   if (subject.phase == Phase::forward) {
     Outputs outputs = data.outputs;
     if (draw.nolse) outputs.lse = {};
@@ -211,16 +212,16 @@ Report check(const Case& c, const Subject& subject, std::uint64_t seed) {
 }
 
 std::string to_string(const Subject& subject) {
-  const std::string_view invariant = subject.batch_invariant ? " batch_invariant" : "";
-  if (subject.device.type == DeviceType::cuda) {
-    return fmt::format("{} {} {}{}{}{}{}", name(subject.phase), attn::to_string(subject.device),
-                       name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel,
-                       subject.deterministic ? " deterministic" : "", invariant);
-  }
   const std::string ranks = subject.ranks.ranks == 0
                                 ? ""
                                 : fmt::format(" on {} ranks, chunk {} {}", subject.ranks.ranks,
                                               subject.ranks.chunk, name(subject.ranks.deal));
+  const std::string_view invariant = subject.batch_invariant ? " batch_invariant" : "";
+  if (subject.device.type == DeviceType::cuda) {
+    return fmt::format("{} {} {}{}{}{}{}{}", name(subject.phase), attn::to_string(subject.device),
+                       name(subject.algorithm), subject.kernel.empty() ? "" : " ", subject.kernel,
+                       subject.deterministic ? " deterministic" : "", invariant, ranks);
+  }
   return fmt::format("{} {} {} {}{}{}", name(subject.phase), name(subject.backend),
                      name(subject.algorithm), name(subject.isa), invariant, ranks);
 }

@@ -3,8 +3,15 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <limits>
+#include <list>
 #include <mutex>
 #include <thread>
+#include <utility>
+
+#include "cuda/driver/device.hpp"
+#include "cuda/driver/memory.hpp"
+#include "verify/device_data.hpp"
 
 namespace attn::verify {
 namespace {
@@ -15,12 +22,67 @@ std::vector<std::int32_t> numbers_of(const Tensor& t) {
   return {values, values + t.size()};
 }
 
-Inputs rank_inputs(const CaseData& data, const Shard& q, const Shard& k, const Shard& v) {
-  Inputs inputs{.q = q.tensor, .k = k.tensor, .v = v.tensor};
-  inputs.sink = data.inputs.sink;
-  inputs.rng_state = data.inputs.rng_state;
-  inputs.buffers = data.inputs.buffers;
+// Tensors of a rank where it works: the host's own, or copies on a GPU.
+class OnDevice {
+ public:
+  explicit OnDevice(Device device) : device_(device) {}
+
+  Tensor input(const Tensor& host) {
+    if (!host.given() || device_.type == DeviceType::cpu) return host;
+    return upload(host, device_, memory_);
+  }
+  // What download() copies back; as the host's before.
+  Tensor result(const Tensor& host) {
+    const Tensor there = input(host);
+    if (there.given() && device_.type != DeviceType::cpu && host.size() > 0) {
+      results_.emplace_back(host, &memory_.back());
+    }
+    return there;
+  }
+  void download() const {
+    for (const auto& [host, memory] : results_) {
+      memory->download(host.data, static_cast<std::size_t>(host.size()) * size_of(host.dtype));
+    }
+  }
+
+ private:
+  Device device_;
+  std::list<cuda::DeviceBuffer> memory_;
+  std::vector<std::pair<Tensor, const cuda::DeviceBuffer*>> results_;
+};
+
+Inputs rank_inputs(const CaseData& data, const Shard& q, const Shard& k, const Shard& v,
+                   OnDevice& on) {
+  Inputs inputs{.q = on.input(q.tensor), .k = on.input(k.tensor), .v = on.input(v.tensor)};
+  inputs.sink = on.input(data.inputs.sink);
+  inputs.rng_state = on.input(data.inputs.rng_state);
+  for (const auto& [name, tensor] : data.inputs.buffers) {
+    inputs.buffers.emplace_back(name, on.input(tensor));
+  }
   return inputs;
+}
+
+// to <- from, of one shape and of floats.
+void copy_elements(const Tensor& from, const Tensor& to) {
+  for (std::int64_t i = 0; i < from.size(); ++i) {
+    std::int64_t left = i, a = 0, b = 0;
+    for (std::int32_t d = from.rank; d-- > 0;) {
+      const auto axis = static_cast<std::size_t>(d);
+      a += left % from.shape[axis] * from.strides[axis];
+      b += left % from.shape[axis] * to.strides[axis];
+      left /= from.shape[axis];
+    }
+    static_cast<float*>(to.data)[b] = static_cast<const float*>(from.data)[a];
+  }
+}
+
+// Ranks take the machine's GPUs in turn, from the one that is named on.
+PlanOptions options_of_rank(const PlanOptions& local, int rank) {
+  PlanOptions own = local;
+  if (own.device.type == DeviceType::cuda) {
+    own.device.index = (own.device.index + rank) % std::max(1, cuda::device_count());
+  }
+  return own;
 }
 
 std::int64_t rows_of(const std::vector<dist::Rows>& list) {
@@ -116,8 +178,9 @@ void Shard::for_each(const Visit& visit) const {
 dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankOptions& ranks,
                            const PlanOptions& local, const attn::Context& context, bool lse) {
   const dist::Context where{.local = context};
+  const PlanOptions own = options_of_rank(local, group.rank());
   const dist::Plan plan =
-      dist::make_plan(data.problem, group, dist_options(data, ranks, local), where);
+      dist::make_plan(data.problem, group, dist_options(data, ranks, own), where);
   const auto& rows = plan.rows(group.rank());
   const auto& keys = plan.keys(group.rank());
   const Shard q(data.inputs.q, rows, false, true);
@@ -125,7 +188,10 @@ dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankO
   const Shard v(data.inputs.v, keys, false, true);
   const Shard o(data.outputs.o, rows, false, false);
   const Shard logs(lse ? data.outputs.lse : Tensor{}, rows, true, false);
-  dist::forward(plan, rank_inputs(data, q, k, v), {.o = o.tensor, .lse = logs.tensor}, where);
+  OnDevice on(own.device);
+  const Outputs outputs{.o = on.result(o.tensor), .lse = on.result(logs.tensor)};
+  dist::forward(plan, rank_inputs(data, q, k, v, on), outputs, where);
+  on.download();
   o.put_back();
   logs.put_back();
   return plan;
@@ -134,8 +200,9 @@ dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankO
 void backward_on_rank(CaseData& data, const dist::Group& group, const RankOptions& ranks,
                       const PlanOptions& local, const attn::Context& context) {
   const dist::Context where{.local = context};
+  const PlanOptions own = options_of_rank(local, group.rank());
   const dist::Plan plan =
-      dist::make_plan(data.problem, group, dist_options(data, ranks, local), where);
+      dist::make_plan(data.problem, group, dist_options(data, ranks, own), where);
   const auto& rows = plan.rows(group.rank());
   const auto& keys = plan.keys(group.rank());
   const Shard q(data.inputs.q, rows, false, true);
@@ -148,34 +215,70 @@ void backward_on_rank(CaseData& data, const dist::Group& group, const RankOption
   const Shard dq(data.gradients.dq, rows, false, false);
   const Shard dk(data.gradients.dk, keys, false, false);
   const Shard dv(data.gradients.dv, keys, false, false);
+  OnDevice on(own.device);
   // Sums over all ranks: each rank has its own, of which the last rank's is looked at.
-  std::vector<std::vector<float>> sums;
+  std::list<std::vector<float>> sums;
+  std::vector<std::pair<Tensor, Tensor>> copies;
   const auto sum_like = [&](const Tensor& t) {
-    if (!t.given() || group.rank() == group.size() - 1) return t;
+    if (!t.given()) return t;
     Tensor own = t;
-    sums.emplace_back(static_cast<std::size_t>(t.size()));
+    sums.emplace_back(static_cast<std::size_t>(t.size()), std::numeric_limits<float>::quiet_NaN());
     own.data = sums.back().data();
     std::int64_t stride = 1;
     for (std::int32_t d = t.rank; d-- > 0;) {
       own.strides[static_cast<std::size_t>(d)] = stride;
       stride *= t.shape[static_cast<std::size_t>(d)];
     }
-    return own;
+    copies.emplace_back(own, t);
+    return on.result(own);
   };
-  Gradients gradients{.dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+  Gradients gradients{
+      .dq = on.result(dq.tensor), .dk = on.result(dk.tensor), .dv = on.result(dv.tensor)};
   gradients.dsink = sum_like(data.gradients.dsink);
   for (const auto& [name, tensor] : data.gradients.buffers) {
     gradients.buffers.emplace_back(name, sum_like(tensor));
   }
-  dist::backward(plan, rank_inputs(data, q, k, v), {.o = o.tensor, .lse = lse.tensor},
-                 {d_o.tensor, d_lse.tensor}, gradients, where);
+  dist::backward(plan, rank_inputs(data, q, k, v, on),
+                 {.o = on.input(o.tensor), .lse = on.input(lse.tensor)},
+                 {on.input(d_o.tensor), on.input(d_lse.tensor)}, gradients, where);
+  on.download();
   dq.put_back();
   dk.put_back();
   dv.put_back();
+  if (group.rank() + 1 < group.size()) return;
+  for (const auto& [own, whole] : copies) copy_elements(own, whole);
+}
+
+void cached_on_rank(CaseData& data, const dist::Group& group, const PlanOptions& local,
+                    const attn::Context& context, const Outputs& outputs) {
+  Inputs inputs = data.inputs;
+  const Tensor& table = data.inputs.page_table;
+  const std::int64_t batch = table.shape[0], pages = table.shape[1];
+  const std::int64_t own = (pages + group.size() - 1 - group.rank()) / group.size();
+  std::vector<std::int32_t> entries(static_cast<std::size_t>(batch * own));
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t i = 0; i < own; ++i) {
+      entries[static_cast<std::size_t>(b * own + i)] = static_cast<const std::int32_t*>(
+          table.data)[table.offset({b, i * group.size() + group.rank()})];
+    }
+  }
+  inputs.page_table = tensor(entries.data(), {batch, own});
+  dist::forward_cached(data.problem, group, inputs, outputs, local, {.local = context});
 }
 
 void forward_on_ranks(CaseData& data, const RankOptions& ranks, const PlanOptions& local,
                       const attn::Context& context, bool lse) {
+  if (data.problem.layout_k == Layout::paged) {
+    return on_ranks(dist::in_process(ranks.ranks), [&](const dist::Group& group) {
+      Outputs outputs{.o = data.outputs.o, .lse = lse ? data.outputs.lse : Tensor{}};
+      // Every rank gets the whole of O: that of the last one is looked at.
+      const Shard o(group.rank() + 1 < group.size() ? outputs.o : Tensor{},
+                    {{0, outputs.o.shape[static_cast<std::size_t>(outputs.o.rank - 3)]}}, false,
+                    false);
+      if (o.tensor.given()) outputs = {.o = o.tensor};
+      cached_on_rank(data, group, local, context, outputs);
+    });
+  }
   on_ranks(dist::in_process(ranks.ranks), [&](const dist::Group& group) {
     forward_on_rank(data, group, ranks, local, context, lse);
   });

@@ -49,7 +49,12 @@ dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankO
 void backward_on_rank(CaseData& data, const dist::Group& group, const RankOptions& ranks,
                       const PlanOptions& local, const attn::Context& context);
 
-// Outputs of `data` <- dist::forward over the ranks, each with rows of its own; LSE where `lse`.
+// Outputs of `data`, whose K and V are paged, <- dist::forward_cached.
+void cached_on_rank(CaseData& data, const dist::Group& group, const PlanOptions& local,
+                    const attn::Context& context, const Outputs& outputs);
+
+// Outputs of `data` <- dist::forward over the ranks, each with rows of its own, or, where K
+// and V are paged, with pages of its own; LSE where `lse`.
 void forward_on_ranks(CaseData& data, const RankOptions& ranks, const PlanOptions& local,
                       const attn::Context& context, bool lse);
 // Gradients of `data` <- dist::backward, given its outputs.

@@ -10,13 +10,13 @@
 // see, and stay where they are. A rank is sent the keys and values that its queries see and nothing
 // else, and then does the work of one attn call, whose mask and score are written anew so that
 // `query`, `key`, `position`, `seqlen_q` and `seqlen_k` mean those of the whole sequence. Partial
-// sums of dK and dV go home in f32 (f64 of an f64 problem) and are added there in the order of the
-// ranks. docs/scale-out.md explains it.
+// sums of dK and dV go home in f32 (f64 of an f64 problem; a GPU rounds them to the dtype of the
+// problem first) and are added there in the order of the ranks. docs/scale-out.md explains it.
 //
 // Bits: the same inputs give the same bits each time, on any machine's number of threads. O, LSE
 // and the elements that dropout drops are those of one rank, where both run PlanOptions::algorithm
-// flash_attention_2 and a rank's keys of a sequence begin at multiples of 64 keys and end there or
-// at the sequence's end: of dense K and V, where Options::chunk is a multiple of 64.
+// flash_attention_2 on a CPU and a rank's keys of a sequence begin at multiples of 64 keys and end
+// there or at the sequence's end: of dense K and V, where Options::chunk is a multiple of 64.
 //
 // make_plan, forward and backward are collective: every rank of the group calls them, in one order.
 // Before anything is sent the ranks compare what each is about to do. A rank that refuses its
@@ -51,12 +51,14 @@ struct Send {
   int to = 0;
   const void* data = nullptr;
   std::size_t bytes = 0;
-  std::shared_ptr<const void> owner{};  // keeps data alive, where a send cannot be taken back
+  // Keeps data alive, where a message that failed cannot be taken back.
+  std::shared_ptr<const void> owner{};
 };
 struct Receive {
   int from = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
+  std::shared_ptr<void> owner{};  // likewise
 };
 
 // What carries bytes between ranks. Replace it to put the traffic on a transport of your own, as
@@ -68,8 +70,8 @@ class Engine {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   // Sends and receives, and returns when all is done. Throws Error(unavailable) that names the rank
-  // and the cause where one left, failed or did not come within the time; then nothing more is
-  // written to `receives`, and of `sends` only what their owners keep is read.
+  // and the cause where one left, failed or did not come within the time; then no memory is read or
+  // written any more but what owners keep.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
                         std::chrono::milliseconds timeout) = 0;
   // Tells the others that this rank failed: their exchange() throws with the cause from now on.
@@ -89,8 +91,9 @@ class Group {
 };
 
 // `ranks` ranks in this process, each for a thread of the caller's: a program runs on it as it runs
-// on MPI, and a rank that fails can be tried out. When the last copy of a rank's Group is gone, the
-// rank has left. Throws Error(invalid_argument) for less than 1 or more than 4096.
+// on MPI, and a rank that fails can be tried out. When the last copy of a rank's Group, and of
+// plans made with it, is gone, the rank has left. Throws Error(invalid_argument) for less than 1 or
+// more than 256.
 std::vector<Group> in_process(int ranks);
 
 // ---- Plans ----
@@ -120,7 +123,7 @@ struct Lengths {
   std::vector<std::int32_t> seqused_q{}, seqused_k{};
 };
 
-// How fast things are, for dealing and predicting. 0: some numbers of a CPU.
+// How fast things are, for dealing. 0: some numbers of the kind of device.
 struct Rates {
   double flops = 0;  // of a rank, a second
   double bytes = 0;  // from one rank to another, a second
@@ -133,11 +136,13 @@ struct Options {
   std::int64_t chunk = 0;
   Lengths lengths{};
   // Tensors of the mask's buffers, where the problem's Buffers hold none: areas are counted by
-  // them, and the calls get the same. A mask with a buffer that the CPU cannot read counts as full.
+  // them, and the calls get the same, so they live as long as the plan. A mask with a buffer that
+  // the CPU cannot read counts as full.
   expr::Bindings buffers{};
   Rates rates{};
-  // algorithm, deterministic and threads are those of each rank's own call; automatic is what one
-  // rank would take for the whole problem.
+  // Of each rank's own call: its device (without dropout on a GPU), algorithm, kernel,
+  // deterministic and threads. An automatic algorithm of a CPU is what one rank would take for the
+  // whole problem.
   PlanOptions local{};
 };
 
@@ -146,7 +151,7 @@ struct PlanData;
 // Who holds which rows, and what goes from whom to whom. Copies share it. Thread-safe to read.
 class Plan {
  public:
-  explicit Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
+  explicit Plan(std::shared_ptr<const PlanData> data);
   const Problem& problem() const;  // complete, of all ranks
   int rank() const;                // this rank; -1 of a plan without a group
   int ranks() const;
@@ -174,7 +179,8 @@ class Plan {
 
 struct Context {
   attn::Context local{};  // of each rank's own call
-  // How long a rank waits for others in one step before it gives them up.
+  // How long a rank waits for others in one step before it gives them up: longer than they may be
+  // behind in their work.
   std::chrono::milliseconds timeout{60'000};
 };
 
@@ -191,8 +197,10 @@ std::string to_string(const Plan& plan);
 
 // As attn::forward with the tensors of this rank's rows; cu_seqlens and seqused are not given.
 // Buffers are those of the whole problem on every rank, as a bias of [seqlen_q, seqlen_k], and the
-// sink and rng_state as well. Tensors are in memory of the CPU. Takes memory for the gathered K and
-// V and for what is sent.
+// sink and rng_state as well. Tensors are on the device of Options::local; of a GPU they travel
+// through memory of the host, the call waits for the context's stream before it returns, and it
+// takes memory of the device, the workspace among it. Takes memory for the gathered K and V and for
+// what is sent.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
 // As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of
@@ -200,6 +208,18 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const Context& context = {});
+
+// Decoding with a cache whose pages lie on several ranks, forward alone: page p of a sequence is on
+// rank p % size, which has it as page p / size in its own Inputs::page_table. Every rank gives the
+// whole of Q and gets the whole of O and LSE. It attends to the keys that it has; each rank's O and
+// LSE go to all others and are merged by LSE in double, in the order of the ranks, so that all have
+// the same bits. k, v and page_table are the rank's own; seqused_k, which is needed, says how long
+// the whole sequences are, and mask and score see these. seqlen_k is taken from the page table.
+// Without a shared prefix, lists of keys and dropout: Error(unsupported). Collective, as forward.
+// Example: of 5 pages, rank 0 of 2 has pages 0, 2 and 4, and rank 1 pages 1 and 3.
+void forward_cached(const Problem& problem, const Group& group, const Inputs& inputs,
+                    const Outputs& outputs, const PlanOptions& options = {},
+                    const Context& context = {});
 
 }  // namespace dist
 }  // namespace attn

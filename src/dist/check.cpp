@@ -23,7 +23,7 @@ class Checker {
   explicit Checker(const PlanData& plan)
       : plan_(plan),
         p_(plan.problem),
-        check_(&plan.problem),
+        check_(&plan.problem, plan.options.local.device),
         rank_(static_cast<std::size_t>(plan.group->rank())) {}
 
   void inputs(const Inputs& in, const attn::Context& context) {

@@ -43,14 +43,15 @@ void Greeting::refuse(ErrorCode code, std::string_view cause) {
 
 void agree(const Group& group, const Greeting& own, std::chrono::milliseconds timeout) {
   const auto ranks = static_cast<std::size_t>(group.size());
-  std::vector<Greeting> all(ranks, own);
+  const auto got = std::make_shared<std::vector<Greeting>>(ranks, own);
+  const std::vector<Greeting>& all = *got;
   const auto sent = std::make_shared<const Greeting>(own);
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (int r = 0; r < group.size(); ++r) {
     if (r == group.rank()) continue;
     sends.push_back({r, sent.get(), sizeof(Greeting), sent});
-    receives.push_back({r, &all[static_cast<std::size_t>(r)], sizeof(Greeting)});
+    receives.push_back({r, &(*got)[static_cast<std::size_t>(r)], sizeof(Greeting), got});
   }
   group.engine().exchange(sends, receives, timeout);
   for (std::size_t r = 0; r < ranks; ++r) {

@@ -18,7 +18,7 @@
 namespace attn::dist {
 namespace {
 
-constexpr int kMostRanks = 4096;
+constexpr int kMostRanks = 256;  // boxes of letters grow with its square
 
 // A message that waits for its receiver, in memory of the sender's call.
 struct Letter {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/expr/build.hpp"
+#include "dist/rewrite.hpp"
 
 namespace attn::dist {
 namespace {
@@ -79,26 +80,6 @@ Expr whole_length(const Side& side, const std::string& name) {
   return table(name, {side.used.begin(), side.used.end()},
                {static_cast<std::int64_t>(side.used.size())})[expr::symbols().batch];
 }
-
-// All symbols are replaced in one sweep, as one that stands for another must not be replaced again.
-class Rewriter {
- public:
-  explicit Rewriter(std::vector<std::pair<Op, Expr>> symbols) : symbols_(std::move(symbols)) {}
-
-  Expr operator()(const Expr& e) const {
-    if (e.empty()) return e;
-    for (const auto& [op, replacement] : symbols_) {
-      if (e.node().op == op) return replacement;
-    }
-    std::vector<Expr> args = e.node().args;
-    if (args.empty()) return e;
-    for (Expr& arg : args) arg = (*this)(arg);
-    return expr::rebuild(e, args);
-  }
-
- private:
-  std::vector<std::pair<Op, Expr>> symbols_;
-};
 
 struct LocalSide {
   std::vector<Runs> runs{};

@@ -15,6 +15,7 @@
 #include "core/validate/validate.hpp"
 #include "cpu/cpu.hpp"
 #include "dist/deal.hpp"
+#include "dist/device.hpp"
 #include "dist/greeting.hpp"
 #include "dist/plan_data.hpp"
 
@@ -28,6 +29,8 @@ constexpr std::int64_t kChunkMultiple = 128;
 constexpr std::int64_t kLeastChunk = 16;
 // A CPU core's f32 products, and what a 40 Gbit/s link carries.
 constexpr Rates kCpuRates{.flops = 5e10, .bytes = 5e9};
+// A GPU's 16-bit products, and what goes through memory of the host.
+constexpr Rates kGpuRates{.flops = 5e14, .bytes = 1e10};
 
 void refuse_features(const Problem& p, const PlanOptions& local) {
   const core::ArgumentCheck check(&p);
@@ -39,11 +42,16 @@ void refuse_features(const Problem& p, const PlanOptions& local) {
   if (p.seqlen_prefix != 0) refuse(fmt::format("seqlen_prefix is {}", p.seqlen_prefix), "0");
   if (p.key_list != 0) refuse(fmt::format("key_list is {}", p.key_list), "0");
   if (local.batch_invariant) refuse("batch_invariant is true", "false");
-  if (local.backend != Backend::automatic && local.backend != Backend::cpu) {
-    refuse(fmt::format("backend is {}", name(local.backend)), "automatic or cpu");
+  const bool on_gpu = local.device.type == DeviceType::cuda;
+  const Backend own = on_gpu ? Backend::cuda : Backend::cpu;
+  if (local.backend != Backend::automatic && local.backend != own) {
+    refuse(fmt::format("backend is {} on {}", name(local.backend), to_string(local.device)),
+           on_gpu ? "automatic or cuda" : "automatic or cpu");
   }
-  if (local.device.type != DeviceType::cpu) {
-    refuse("device is " + to_string(local.device), "cpu");
+  if (on_gpu && p.dropout.probability > 0) {
+    refuse(fmt::format("dropout.probability is {} on {}", p.dropout.probability,
+                       to_string(local.device)),
+           "0 on GPUs");
   }
   for (const expr::Expr* e : {&p.mask, &p.score}) {
     if (e->empty()) continue;
@@ -164,8 +172,9 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   plan.problem = problem;
   plan.options = options;
   plan.ranks = ranks;
-  plan.rates = {.flops = options.rates.flops > 0 ? options.rates.flops : kCpuRates.flops,
-                .bytes = options.rates.bytes > 0 ? options.rates.bytes : kCpuRates.bytes};
+  const Rates& known = options.local.device.type == DeviceType::cuda ? kGpuRates : kCpuRates;
+  plan.rates = {.flops = options.rates.flops > 0 ? options.rates.flops : known.flops,
+                .bytes = options.rates.bytes > 0 ? options.rates.bytes : known.bytes};
   plan.q = side_of_q(problem, options.lengths);
   plan.k = side_of_k(problem, options.lengths);
   const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks);
@@ -182,6 +191,11 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
                            options.buffers, plan.q, plan.k, plan.cuts_q, plan.cuts_k);
   deal_chunks(plan);
   list_rows(plan);
+  if (options.local.device.type == DeviceType::cuda) {
+    plan.reasons.emplace_back(
+        "K, V and partial sums go through memory of the host; sums leave a GPU in the dtype of the "
+        "problem");
+  }
   return plan;
 }
 
@@ -189,6 +203,11 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
 attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase,
                    const attn::Context& context) {
   PlanOptions options = plan.options.local;
+  if (options.device.type == DeviceType::cuda) {
+    attn::Plan local = plan_on_device(part.problem, phase, options, context);
+    static_cast<core::MadeFor*>(local.state.get())->record = core::PlanRecord(local);
+    return local;
+  }
   if (options.algorithm == Algorithm::automatic) {
     options.algorithm = cpu::plan(plan.problem, phase, options, context).algorithm;
   }
@@ -315,6 +334,8 @@ Plan make_plan(const Problem& problem, const Group& group, const Options& option
 Plan make_plan(const Problem& problem, int ranks, const Options& options) {
   return Plan(std::make_shared<PlanData>(make_data(problem, ranks, options, {})));
 }
+
+Plan::Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}
 
 const Problem& Plan::problem() const { return data_->problem; }
 int Plan::rank() const { return data_->group ? data_->group->rank() : -1; }

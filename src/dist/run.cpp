@@ -8,6 +8,7 @@
 #include "core/tensor/element.hpp"
 #include "cpu/cpu.hpp"
 #include "dist/call.hpp"
+#include "dist/device.hpp"
 
 namespace attn::dist {
 namespace {
@@ -69,20 +70,27 @@ Inputs with_buffers(const PlanData& plan, const Inputs& inputs) {
 // A gradient that is summed over all ranks: this rank's terms, and where the sum goes.
 struct SumGradient {
   std::vector<double> terms;  // rounded once, when they are summed
+  std::vector<float> floats;
   Tensor to;
 
   explicit SumGradient(const Tensor& result)
       : terms(static_cast<std::size_t>(result.size()), 0.0), to(result) {}
-  Tensor tensor_of_terms() {
+  // Of this rank's terms, on the host: a GPU gives them in float.
+  Tensor tensor_of_terms(bool from_device) {
     Tensor t = to;
-    t.data = terms.data();
-    t.dtype = DType::f64;
+    t.device = {};
+    t.dtype = from_device ? DType::f32 : DType::f64;
+    floats.resize(from_device ? terms.size() : 0, 0.0f);
+    t.data = from_device ? static_cast<void*>(floats.data()) : terms.data();
     std::int64_t stride = 1;
     for (std::int32_t d = to.rank; d-- > 0;) {
       t.strides[static_cast<std::size_t>(d)] = stride;
       stride *= to.shape[static_cast<std::size_t>(d)];
     }
     return t;
+  }
+  void take_floats() {
+    if (!floats.empty()) terms.assign(floats.begin(), floats.end());
   }
   void store() const {
     for (std::size_t i = 0; i < terms.size(); ++i) {
@@ -97,6 +105,31 @@ struct SumGradient {
     }
   }
 };
+
+bool on_device(const PlanData& plan) { return plan.options.local.device.type == DeviceType::cuda; }
+
+RowMemory gather(const PlanData& plan, const Traffic& traffic, const Inputs& inputs,
+                 const attn::Context& context) {
+  if (!on_device(plan)) return traffic.gather(inputs.k, inputs.v);
+  const auto me = static_cast<std::size_t>(traffic.rank());
+  const RowMemory own = traffic.memory(plan.keys[me], plan.problem.dtype);
+  DeviceCall(plan, context).download(inputs.k, inputs.v, own);
+  return traffic.gather(own.k.tensor, own.v.tensor);
+}
+
+// dk, dv <- sums, rounded.
+void store_sums(const PlanData& plan, const Traffic& traffic, const RowMemory& sums,
+                const Gradients& gradients, const attn::Context& context) {
+  if (!on_device(plan)) {
+    if (gradients.dk.given()) convert_rows(sums.k, gradients.dk);
+    if (gradients.dv.given()) convert_rows(sums.v, gradients.dv);
+    return;
+  }
+  const RowMemory rounded = traffic.memory(sums.k.rows, plan.problem.dtype);
+  convert_rows(sums.k, rounded.k.tensor);
+  convert_rows(sums.v, rounded.v.tensor);
+  DeviceCall(plan, context).upload(rounded, gradients.dk, gradients.dv);
+}
 
 Tensor i32(const std::vector<std::int32_t>& values) {
   return values.empty() ? Tensor{}
@@ -124,8 +157,11 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         [&] { check_forward(data, bound, outputs, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
-    const RowMemory gathered = traffic.gather(bound.k, bound.v);
+    const RowMemory gathered = gather(data, traffic, bound, context.local);
     if (!data.work.forward) return;
+    if (on_device(data)) {
+      return DeviceCall(data, context.local).forward(bound, gathered, outputs);
+    }
     cpu::forward(*data.work.forward, local_inputs(data, bound, gathered), outputs, context.local);
   });
 }
@@ -143,11 +179,14 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         [&] { check_backward(data, bound, outputs, d_outputs, gradients, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
-    const RowMemory gathered = traffic.gather(bound.k, bound.v);
+    const RowMemory gathered = gather(data, traffic, bound, context.local);
+    const bool from_device = on_device(data);
     const bool of_keys = gradients.dk.given() || gradients.dv.given();
     const auto me = static_cast<std::size_t>(traffic.rank());
+    // A GPU gives them in the dtype of the problem.
     RowMemory partial =
-        traffic.memory(of_keys ? data.gathered[me] : RowList{}, traffic.sum_dtype());
+        traffic.memory(of_keys ? data.gathered[me] : RowList{},
+                       from_device ? DType{data.problem.dtype} : traffic.sum_dtype());
     std::vector<SumGradient> sums;
     if (gradients.dsink.given()) sums.emplace_back(gradients.dsink);
     for (const auto& gradient : gradients.buffers) sums.emplace_back(gradient.second);
@@ -159,21 +198,30 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         local.dv = partial.v.tensor;
       }
       std::size_t next = 0;
-      if (gradients.dsink.given()) local.dsink = sums[next++].tensor_of_terms();
+      if (gradients.dsink.given()) local.dsink = sums[next++].tensor_of_terms(from_device);
       for (const auto& gradient : gradients.buffers) {
-        local.buffers.emplace_back(gradient.first, sums[next++].tensor_of_terms());
+        local.buffers.emplace_back(gradient.first, sums[next++].tensor_of_terms(from_device));
       }
-      cpu::backward(*data.work.backward, local_inputs(data, bound, gathered), outputs, d_outputs,
-                    local, context.local);
+      if (from_device) {
+        DeviceCall(data, context.local).backward(bound, gathered, outputs, d_outputs, local);
+      } else {
+        cpu::backward(*data.work.backward, local_inputs(data, bound, gathered), outputs, d_outputs,
+                      local, context.local);
+      }
     }
     if (of_keys) {
-      const RowMemory home = traffic.send_home(partial);
-      if (gradients.dk.given()) convert_rows(home.k, gradients.dk);
-      if (gradients.dv.given()) convert_rows(home.v, gradients.dv);
+      if (from_device) {
+        RowMemory floats = traffic.memory(partial.k.rows, traffic.sum_dtype());
+        convert_rows(partial.k, floats.k.tensor);
+        convert_rows(partial.v, floats.v.tensor);
+        partial = std::move(floats);
+      }
+      store_sums(data, traffic, traffic.send_home(partial), gradients, context.local);
     }
     for (SumGradient& sum : sums) {
+      sum.take_floats();
       traffic.sum(sum.terms);
-      sum.store();
+      from_device ? DeviceCall(data, context.local).upload(sum.terms, sum.to) : sum.store();
     }
   });
 }

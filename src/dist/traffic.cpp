@@ -11,7 +11,7 @@ RowMemory Traffic::gather(const Tensor& k, const Tensor& v) const {
   const auto me = static_cast<std::size_t>(rank());
   const DType dtype = plan_.problem.dtype;
   const RowTensor own_k{k, plan_.keys[me]}, own_v{v, plan_.keys[me]};
-  std::vector<RowMemory> arrived;
+  std::vector<std::shared_ptr<RowMemory>> arrived;
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (int r = 0; r < plan_.ranks; ++r) {
@@ -25,25 +25,25 @@ RowMemory Traffic::gather(const Tensor& k, const Tensor& v) const {
       sends.push_back({r, message->data(), message->bytes(), message});
     }
     if (!to_get.empty()) {
-      RowMemory message = memory(std::move(to_get), dtype);
-      receives.push_back({r, message.data(), message.bytes()});
-      arrived.push_back(std::move(message));
+      const auto message = std::make_shared<RowMemory>(memory(std::move(to_get), dtype));
+      receives.push_back({r, message->data(), message->bytes(), message});
+      arrived.push_back(message);
     }
   }
   exchange(sends, receives);
   RowMemory gathered = memory(plan_.gathered[me], dtype);
   copy_rows(own_k, gathered.k);
   copy_rows(own_v, gathered.v);
-  for (const RowMemory& message : arrived) {
-    copy_rows(message.k, gathered.k);
-    copy_rows(message.v, gathered.v);
+  for (const auto& message : arrived) {
+    copy_rows(message->k, gathered.k);
+    copy_rows(message->v, gathered.v);
   }
   return gathered;
 }
 
 RowMemory Traffic::send_home(const RowMemory& partial) const {
   const auto me = static_cast<std::size_t>(rank());
-  std::vector<RowMemory> arrived(static_cast<std::size_t>(plan_.ranks));
+  std::vector<std::shared_ptr<RowMemory>> arrived(static_cast<std::size_t>(plan_.ranks));
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (int r = 0; r < plan_.ranks; ++r) {
@@ -57,19 +57,19 @@ RowMemory Traffic::send_home(const RowMemory& partial) const {
       sends.push_back({r, message->data(), message->bytes(), message});
     }
     if (!to_get.empty()) {
-      RowMemory& message = arrived[static_cast<std::size_t>(r)];
-      message = memory(std::move(to_get), sum_dtype());
-      receives.push_back({r, message.data(), message.bytes()});
+      const auto message = std::make_shared<RowMemory>(memory(std::move(to_get), sum_dtype()));
+      receives.push_back({r, message->data(), message->bytes(), message});
+      arrived[static_cast<std::size_t>(r)] = message;
     }
   }
   exchange(sends, receives);
   RowMemory sums = memory(plan_.keys[me], sum_dtype());
   sums.clear();
   for (std::size_t r = 0; r < arrived.size(); ++r) {
-    const RowMemory& terms = r == me ? partial : arrived[r];
-    if (terms.bytes() == 0) continue;
-    add_rows(terms.k, sums.k);
-    add_rows(terms.v, sums.v);
+    const RowMemory* const terms = r == me ? &partial : arrived[r].get();
+    if (terms == nullptr) continue;
+    add_rows(terms->k, sums.k);
+    add_rows(terms->v, sums.v);
   }
   return sums;
 }
@@ -86,34 +86,36 @@ void Traffic::sum(std::vector<double>& values) const {
   const std::int64_t me = rank();
   const std::int64_t own = begin(me + 1) - begin(me);
   const auto sent = std::make_shared<std::vector<double>>(values);
-  std::vector<double> terms(static_cast<std::size_t>(own * ranks));
+  const auto terms = std::make_shared<std::vector<double>>(static_cast<std::size_t>(own * ranks));
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (std::int64_t r = 0; r < ranks; ++r) {
     if (r == me) continue;
     sends.push_back({static_cast<int>(r), sent->data() + begin(r), bytes(r), sent});
-    receives.push_back({static_cast<int>(r), terms.data() + r * own, bytes(me)});
+    receives.push_back({static_cast<int>(r), terms->data() + r * own, bytes(me), terms});
   }
   exchange(sends, receives);
-  std::copy_n(values.data() + begin(me), own, terms.data() + me * own);
+  std::copy_n(values.data() + begin(me), own, terms->data() + me * own);
   const auto sums = std::make_shared<std::vector<double>>(static_cast<std::size_t>(own));
   for (std::int64_t i = 0; i < own; ++i) {
     double total = 0;
     for (std::int64_t r = 0; r < ranks; ++r) {
-      total += terms[static_cast<std::size_t>(r * own + i)];
+      total += (*terms)[static_cast<std::size_t>(r * own + i)];
     }
     (*sums)[static_cast<std::size_t>(i)] = total;
   }
   // and tells it to all.
-  std::copy(sums->begin(), sums->end(), values.begin() + begin(me));
+  const auto all = std::make_shared<std::vector<double>>(values.size());
+  std::copy(sums->begin(), sums->end(), all->begin() + begin(me));
   sends.clear();
   receives.clear();
   for (std::int64_t r = 0; r < ranks; ++r) {
     if (r == me) continue;
     sends.push_back({static_cast<int>(r), sums->data(), bytes(me), sums});
-    receives.push_back({static_cast<int>(r), values.data() + begin(r), bytes(r)});
+    receives.push_back({static_cast<int>(r), all->data() + begin(r), bytes(r), all});
   }
   exchange(sends, receives);
+  values = *all;
 }
 
 }  // namespace attn::dist

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "attn/dist.hpp"
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
+#include "dist/greeting.hpp"
 
 namespace attn::dist {
 namespace {
@@ -215,6 +217,29 @@ TEST(Failure, ARankThatHangsIsGivenUp) {
   expect_all(errors, "rank 1 did not come within 20 ms", ErrorCode::unavailable, 1);
 }
 
+// Rank 1 is of a library whose greetings begin with another number.
+TEST(Failure, AnotherVersionIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    if (group.rank() != 1) {
+      make_plan(problem_of(), group);
+      return;
+    }
+    const Greeting greeting("make_plan");
+    std::vector<char> bytes(sizeof(Greeting)), others(2 * sizeof(Greeting));
+    std::memcpy(bytes.data(), &greeting, sizeof(Greeting));
+    const std::int32_t version = 2;
+    std::memcpy(bytes.data(), &version, sizeof(version));
+    const Send sends[] = {{.to = 0, .data = bytes.data(), .bytes = bytes.size()},
+                          {.to = 2, .data = bytes.data(), .bytes = bytes.size()}};
+    const Receive receives[] = {
+        {.from = 0, .data = others.data(), .bytes = bytes.size()},
+        {.from = 2, .data = others.data() + bytes.size(), .bytes = bytes.size()}};
+    group.engine().exchange(sends, receives, std::chrono::milliseconds(600'000));
+  });
+  EXPECT_FALSE(errors[1].has_value());
+  expect_all(errors, "rank 1 speaks version 2", ErrorCode::invalid_argument, 1);
+}
+
 TEST(Failure, AGroupThatFailedStaysSo) {
   const auto errors = errors_of([](const Group& group) {
     group.engine().fail("rank 7: something broke");
@@ -232,7 +257,7 @@ TEST(Failure, MessagesOfAnotherSizeAreRefused) {
       char bytes[8] = {};
       const Send send{.to = static_cast<int>(1 - r), .data = bytes, .bytes = r == 0 ? 8u : 4u};
       char got[8];
-      const Receive receive{static_cast<int>(1 - r), got, 8};
+      const Receive receive{.from = static_cast<int>(1 - r), .data = got, .bytes = 8};
       try {
         groups[r].engine().exchange({&send, 1}, {&receive, 1}, std::chrono::milliseconds(600'000));
       } catch (const Error& error) {

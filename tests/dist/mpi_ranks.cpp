@@ -1,6 +1,7 @@
 // Ranks of MPI, started by mpirun: each compares its share with that of as many ranks in one
 // process, bit for bit, and what goes wrong on one rank is told by all others. Ends with 0 where
 // all is well.
+#include <csignal>
 #include <cstdio>
 #include <functional>
 #include <stdexcept>
@@ -15,6 +16,13 @@
 #include "verify/ranks.hpp"
 
 namespace attn::verify {
+
+static Problem some_problem() {
+  Problem p{.batch = 1, .seqlen_q = 96, .seqlen_k = 96, .heads_q = 2, .heads_k = 1};
+  p.head_dim = p.head_dim_v = 8;
+  return p;
+}
+
 namespace {
 
 constexpr std::uint64_t kSeed = 23;
@@ -67,6 +75,20 @@ void expect_right(const dist::Group& group, const char* descriptor) {
   }
 }
 
+// A paged cache: all ranks have the same bits as in one process.
+void expect_right_cache(const dist::Group& group) {
+  const Case c = parse_case("b3_sq2_sk300_hq8_hk2_d64_paged16_causal_sink_bf16");
+  CaseData by_mpi(c, kSeed), in_process(c, kSeed);
+  const Context context{.executor = make_thread_pool(1)};
+  by_mpi.poison();
+  cached_on_rank(by_mpi, group, {}, context, by_mpi.outputs);
+  in_process.poison();
+  forward_on_ranks(in_process, {.ranks = group.size()}, {}, context, true);
+  expect(first_difference(by_mpi.outputs.o, in_process.outputs.o).empty(), "cache: o differs");
+  expect(first_difference(by_mpi.outputs.lse, in_process.outputs.lse).empty(),
+         "cache: lse differs");
+}
+
 std::string error_of(const std::function<void()>& work) {
   try {
     work();
@@ -74,12 +96,6 @@ std::string error_of(const std::function<void()>& work) {
     return error.what();
   }
   return "no error";
-}
-
-Problem some_problem() {
-  Problem p{.batch = 1, .seqlen_q = 96, .seqlen_k = 96, .heads_q = 2, .heads_k = 1};
-  p.head_dim = p.head_dim_v = 8;
-  return p;
 }
 
 void expect_difference_told(const dist::Group& group) {
@@ -120,6 +136,7 @@ int run() {
     {
       const dist::Group group = dist::mpi(MPI_COMM_WORLD);
       for (const char* descriptor : kCases) expect_right(group, descriptor);
+      expect_right_cache(group);
       expect_difference_told(group);
     }
     expect_failure_told(dist::mpi(MPI_COMM_WORLD));
@@ -136,8 +153,14 @@ int run() {
 }  // namespace
 }  // namespace attn::verify
 
+// mpi_ranks --die: a rank is killed in the middle of a call of all.
 int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
+  if (argc > 1) {
+    const attn::dist::Group group = attn::dist::mpi(MPI_COMM_WORLD);
+    if (group.rank() == 1) std::raise(SIGKILL);
+    attn::dist::make_plan(attn::verify::some_problem(), group);
+  }
   const int status = attn::verify::run();
   MPI_Finalize();
   return status;

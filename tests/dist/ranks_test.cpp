@@ -65,6 +65,24 @@ INSTANTIATE_TEST_SUITE_P(
         RankCase{"b2_n130_hq4_hk2_d32_causal_dropout0.5_seed7_f64", 3, 13, dist::Deal::by_area},
         RankCase{"b1_n150_h2_d32_window16x0_sink_alibi_f64", 4, 16, dist::Deal::by_area}));
 
+// A paged cache over ranks, of which some have no key of a sequence.
+TEST(RanksOfACache, AgreeWithTheReference) {
+  for (const char* descriptor :
+       {"b3_sq1_sk300_hq8_hk2_d64_paged16_bf16", "b2_sq3_sk100_hq4_hk4_d59_paged7_causal_f32",
+        "b3_sq20_sk90_hq4_hk2_d64_paged16_packedq_causal_f16",
+        "b2_sq1_sk260_hq4_hk2_d64_paged16_window40x0_sink_alibi_softcap20_f32",
+        "b2_sq5_sk64_hq2_hk1_d32_paged1_documents_sink_f32",
+        "b2_sq4_sk50_hq4_hk2_d32_paged16_tree_f64",
+        "b3_sq2_sk40_hq2_hk1_d576_dv512_paged16_bf16"}) {
+    const Case c = parse_case(descriptor);
+    Conformance conformance(c, 3, false);
+    for (const int ranks : {1, 2, 3, 8}) {
+      const Report report = conformance.check({.phase = Phase::forward, .ranks = {.ranks = ranks}});
+      EXPECT_EQ(report.status, Status::passed) << to_string(report);
+    }
+  }
+}
+
 // 2,000 of these are run by `attn check --random 2000 --ranks ...` (docs/scale-out.md).
 TEST(RandomRanks, AgreeWithTheReference) {
   constexpr std::int64_t kChunks[] = {0, 1, 3, 16, 64};

@@ -37,8 +37,8 @@ class Generate : public Command {
   bool is_here(const std::string& program) const { return bash("command -v " + program).code == 0; }
 };
 
-constexpr const char* kSubcommands[] = {"info",   "run",     "check",   "bench",   "io",
-                                        "matmul", "compile", "explain", "generate"};
+constexpr const char* kSubcommands[] = {"info",   "run",     "check", "bench",   "io",
+                                        "matmul", "compile", "dist",  "explain", "generate"};
 
 TEST_F(Generate, EveryOptionIsEverywhere) {
   const std::string man = generated("man");
@@ -75,7 +75,7 @@ TEST_F(Generate, BashCompletes) {
         .out;
   };
   EXPECT_EQ(complete("attn ''", 1),
-            "info run check bench io matmul compile explain generate --help --version\n");
+            "info run check bench io matmul compile dist explain generate --help --version\n");
   EXPECT_EQ(complete("attn ch", 1), "check\n");
   EXPECT_EQ(complete("attn run --see", 2), "\n");
   EXPECT_EQ(complete("attn run --back", 2), "--backward --backend\n");

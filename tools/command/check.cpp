@@ -88,19 +88,24 @@ std::vector<Subject> chosen_on_gpu(const CheckOptions& options, Device device) {
 std::vector<Subject> chosen_subjects(const CheckOptions& options,
                                      const std::vector<InstructionSet>& sets) {
   const Device device = parse_device(options.device);
-  if (device.type == DeviceType::cuda) return chosen_on_gpu(options, device);
   const auto executor = make_thread_pool(options.threads);
   if (options.ranks > 0) {
     std::vector<Subject> subjects;
     for (const Phase phase : chosen_phases(options)) {
+      const Phase other = phase == Phase::forward ? Phase::backward : Phase::forward;
+      if (options.phase == "both" && options.kernel.starts_with(name(other))) continue;
       subjects.push_back({.phase = phase,
                           .executor = executor,
+                          .device = device,
+                          .kernel = options.kernel,
+                          .deterministic = options.deterministic,
                           .ranks = {.ranks = options.ranks,
                                     .chunk = options.chunk,
                                     .deal = dist::parse_deal(options.deal)}});
     }
     return subjects;
   }
+  if (device.type == DeviceType::cuda) return chosen_on_gpu(options, device);
   const Backend backend =
       options.backend.empty() ? Backend::automatic : parse_backend(options.backend);
   std::vector<Subject> subjects;

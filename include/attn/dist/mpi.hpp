@@ -75,6 +75,7 @@ class MpiEngine : public Engine {
     } catch (...) {
       give_up(pieces);
       for (const Send& s : sends) kept_.push_back(s.owner);
+      for (const Receive& r : receives) kept_.push_back(r.owner);
       throw;
     }
   }
@@ -175,16 +176,16 @@ class MpiEngine : public Engine {
     refuse();
   }
 
-  // Nothing is written to the receives' memory any more; what is under way to others stays so.
+  // Takes back what has not begun. What is under way may never end: its memory is kept.
   static void give_up(std::vector<Piece>& pieces) {
     for (Piece& piece : pieces) {
       if (piece.request == MPI_REQUEST_NULL) continue;
       if (piece.is_received) {
         MPI_Cancel(&piece.request);
-        MPI_Wait(&piece.request, MPI_STATUS_IGNORE);
-      } else {
-        MPI_Request_free(&piece.request);
+        int is_done = 0;
+        MPI_Test(&piece.request, &is_done, MPI_STATUS_IGNORE);
       }
+      if (piece.request != MPI_REQUEST_NULL) MPI_Request_free(&piece.request);
     }
   }
 
