@@ -85,6 +85,16 @@ PlanOptions options_of_rank(const PlanOptions& local, int rank) {
   return own;
 }
 
+// Of GPUs an even number of ranks copies from device to device, and an odd one through the host.
+std::vector<dist::Group> groups_of(const RankOptions& ranks, const PlanOptions& local) {
+  if (local.device.type == DeviceType::cpu || ranks.ranks % 2 != 0) {
+    return dist::in_process(ranks.ranks);
+  }
+  std::vector<Device> devices;
+  for (int r = 0; r < ranks.ranks; ++r) devices.push_back(options_of_rank(local, r).device);
+  return dist::local(devices);
+}
+
 std::int64_t rows_of(const std::vector<dist::Rows>& list) {
   std::int64_t rows = 0;
   for (const dist::Rows& range : list) rows += range.end - range.begin;
@@ -279,14 +289,14 @@ void forward_on_ranks(CaseData& data, const RankOptions& ranks, const PlanOption
       cached_on_rank(data, group, local, context, outputs);
     });
   }
-  on_ranks(dist::in_process(ranks.ranks), [&](const dist::Group& group) {
+  on_ranks(groups_of(ranks, local), [&](const dist::Group& group) {
     forward_on_rank(data, group, ranks, local, context, lse);
   });
 }
 
 void backward_on_ranks(CaseData& data, const RankOptions& ranks, const PlanOptions& local,
                        const attn::Context& context) {
-  on_ranks(dist::in_process(ranks.ranks),
+  on_ranks(groups_of(ranks, local),
            [&](const dist::Group& group) { backward_on_rank(data, group, ranks, local, context); });
 }
 

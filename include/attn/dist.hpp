@@ -53,12 +53,14 @@ struct Send {
   std::size_t bytes = 0;
   // Keeps data alive, where a message that failed cannot be taken back.
   std::shared_ptr<const void> owner{};
+  Device device{};  // where data lies: the CPU, or what Engine::carries() takes
 };
 struct Receive {
   int from = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
   std::shared_ptr<void> owner{};  // likewise
+  Device device{};
 };
 
 // What carries bytes between ranks. Replace it to put the traffic on a transport of your own, as
@@ -74,6 +76,9 @@ class Engine {
   // written any more but what owners keep.
   virtual void exchange(std::span<const Send> sends, std::span<const Receive> receives,
                         std::chrono::milliseconds timeout) = 0;
+  // Whether messages may lie in memory of the device. Where they may not, those of a GPU go through
+  // memory of the host.
+  virtual bool carries(Device device) const noexcept { return device.type == DeviceType::cpu; }
   // Tells the others that this rank failed: their exchange() throws with the cause from now on.
   virtual void fail(const std::string& cause) noexcept = 0;
 };
@@ -95,6 +100,11 @@ class Group {
 // plans made with it, is gone, the rank has left. Throws Error(invalid_argument) for less than 1 or
 // more than 256.
 std::vector<Group> in_process(int ranks);
+
+// The same with GPUs of this machine, whose K and V are copied from one's memory to another's: rank
+// r is for devices[r], which Options::local of its plans names; one device may have several ranks.
+// Throws Error(unavailable) without a driver, Error(invalid_argument) for what is no GPU.
+std::vector<Group> local(const std::vector<Device>& devices);
 
 // ---- Plans ----
 
@@ -197,10 +207,10 @@ std::string to_string(const Plan& plan);
 
 // As attn::forward with the tensors of this rank's rows; cu_seqlens and seqused are not given.
 // Buffers are those of the whole problem on every rank, as a bias of [seqlen_q, seqlen_k], and the
-// sink and rng_state as well. Tensors are on the device of Options::local; of a GPU they travel
-// through memory of the host, the call waits for the context's stream before it returns, and it
-// takes memory of the device, the workspace among it. Takes memory for the gathered K and V and for
-// what is sent.
+// sink and rng_state as well. Tensors are on the device of Options::local. Of a GPU sums, and K and
+// V but by local(), travel through memory of the host; the call waits for the context's stream
+// before it returns, and takes memory of the device, the workspace among it. Takes memory for the
+// gathered K and V and for what is sent.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
 // As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of

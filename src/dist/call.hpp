@@ -21,8 +21,8 @@ void check_backward(const PlanData& plan, const Inputs& inputs, const Outputs& o
                     const attn::Context& context);
 
 // The inputs of the rank's own call: its Q, the gathered K and V, and its lengths, which look at
-// the plan's and at `gathered`.
-Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const RowMemory& gathered);
+// the plan's.
+Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const Tensor& k, const Tensor& v);
 
 // What this rank takes part in beside its own work.
 class Traffic {
@@ -47,11 +47,11 @@ class Traffic {
     return {sequences(), std::move(rows), p.heads_k, p.head_dim, p.head_dim_v, dtype};
   }
 
- private:
   void exchange(std::span<const Send> sends, std::span<const Receive> receives) const {
     plan_.group->engine().exchange(sends, receives, timeout_);
   }
 
+ private:
   const PlanData& plan_;
   std::chrono::milliseconds timeout_;
 };

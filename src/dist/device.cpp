@@ -9,6 +9,8 @@
 #include "cuda/cuda.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/memory.hpp"
+#include "cuda/driver/shared_library.hpp"
+#include "dist/device_copy.hpp"
 
 namespace attn::dist {
 namespace {
@@ -35,27 +37,28 @@ class Copies {
   cuda::CUstream stream_;
 };
 
-// Calls visit(offset in t, offset in a row-major tensor of its shape, elements) for the longest
-// runs that are contiguous in both.
+// Calls visit(offset in a, offset in b, elements) for the longest runs that are contiguous in both
+// tensors, which have one shape.
 template <class Visit>
-void for_runs(const Tensor& t, const Visit& visit) {
+void for_runs(const Tensor& a, const Tensor& b, const Visit& visit) {
+  if (a.size() == 0) return;
   std::int64_t run = 1;
-  std::int32_t axes = t.rank;  // outside of a run
+  std::int32_t axes = a.rank;  // outside of a run
   while (axes > 0) {
     const auto d = static_cast<std::size_t>(axes - 1);
-    if (t.shape[d] != 1 && t.strides[d] != run) break;
-    run *= t.shape[d];
+    if (a.shape[d] != 1 && (a.strides[d] != run || b.strides[d] != run)) break;
+    run *= a.shape[d];
     --axes;
   }
-  if (t.size() == 0) return;
-  for (std::int64_t i = 0; i < t.size() / run; ++i) {
-    std::int64_t left = i, offset = 0;
+  for (std::int64_t i = 0; i < a.size() / run; ++i) {
+    std::int64_t left = i, in_a = 0, in_b = 0;
     for (std::int32_t d = axes; d-- > 0;) {
       const auto axis = static_cast<std::size_t>(d);
-      offset += left % t.shape[axis] * t.strides[axis];
-      left /= t.shape[axis];
+      in_a += left % a.shape[axis] * a.strides[axis];
+      in_b += left % a.shape[axis] * b.strides[axis];
+      left /= a.shape[axis];
     }
-    visit(offset, i * run, run);
+    visit(in_a, in_b, run);
   }
 }
 
@@ -63,15 +66,64 @@ std::byte* at(const Tensor& t, std::int64_t offset) {
   return static_cast<std::byte*>(t.data) + offset * static_cast<std::int64_t>(size_of(t.dtype));
 }
 
-void copy_tensor(const Copies& copies, const Tensor& strided, const Tensor& row_major,
-                 bool to_row_major) {
-  for_runs(strided, [&](std::int64_t there, std::int64_t here, std::int64_t elements) {
-    const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(strided.dtype);
-    std::byte* const a = at(strided, there);
-    std::byte* const b = at(row_major, here);
-    to_row_major ? copies.copy(b, a, bytes) : copies.copy(a, b, bytes);
+// to <- from, of one shape and dtype, each on the host or a device.
+void copy_tensor(const Copies& copies, const Tensor& from, const Tensor& to) {
+  for_runs(from, to, [&](std::int64_t there, std::int64_t here, std::int64_t elements) {
+    copies.copy(at(to, here), at(from, there),
+                static_cast<std::size_t>(elements) * size_of(from.dtype));
   });
 }
+
+// The rows [first, first + count) of a tensor of K or V.
+Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {
+  const auto axis = static_cast<std::size_t>(t.rank - 3);
+  t.data = at(t, first * t.strides[axis]);
+  t.shape[axis] = count;
+  return t;
+}
+
+// Copies the rows that both have.
+void copy_common(const Copies& copies, const RowTensor& from, const RowTensor& to) {
+  for (const Rows& rows : common(from.rows, to.rows)) {
+    const std::int64_t count = rows.end - rows.begin;
+    copy_tensor(copies, rows_of(from.tensor, rows_before(from.rows, rows.begin), count),
+                rows_of(to.tensor, rows_before(to.rows, rows.begin), count));
+  }
+}
+
+// Rows of K and V on the device, one behind the other as in RowMemory.
+struct DeviceRows {
+  DeviceRows(const Traffic& traffic, const RowList& rows, DType dtype, Device device)
+      : DeviceRows(traffic.memory({}, dtype), rows, device) {}
+
+  RowTensor k{}, v{};
+  std::size_t bytes = 0;
+  cuda::DeviceBuffer memory{};
+
+  void* data() const { return memory.data(); }
+
+ private:
+  // like: of no rows.
+  DeviceRows(const RowMemory& like, const RowList& rows, Device device)
+      : k{like.k.tensor, rows}, v{like.v.tensor, rows} {
+    std::size_t ends[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      Tensor& t = i == 0 ? k.tensor : v.tensor;
+      t.shape[static_cast<std::size_t>(t.rank - 3)] = count(rows);
+      std::int64_t stride = 1;
+      for (std::int32_t d = t.rank; d-- > 0;) {
+        t.strides[static_cast<std::size_t>(d)] = stride;
+        stride *= t.shape[static_cast<std::size_t>(d)];
+      }
+      t.device = device;
+      bytes += static_cast<std::size_t>(stride) * size_of(t.dtype);
+      ends[i] = bytes;
+    }
+    memory = cuda::DeviceBuffer(device.index, std::max<std::size_t>(bytes, 1));
+    k.tensor.data = memory.data();
+    v.tensor.data = static_cast<std::byte*>(memory.data()) + ends[0];
+  }
+};
 
 // Memory of the device for the time of one call.
 class Scratch {
@@ -100,11 +152,9 @@ class Scratch {
 };
 
 // Inputs of the rank's call, with lengths and tables of rewritten expressions on the device.
-Inputs inputs_on_device(const PlanData& plan, const Inputs& inputs, const RowMemory& gathered,
+Inputs inputs_on_device(const PlanData& plan, const Inputs& inputs, const DeviceKeys& gathered,
                         Scratch& scratch) {
-  Inputs local = local_inputs(plan, inputs, gathered);
-  local.k = scratch.like(gathered.k.tensor, true);
-  local.v = scratch.like(gathered.v.tensor, true);
+  Inputs local = local_inputs(plan, inputs, gathered.k, gathered.v);
   for (Tensor* t : {&local.cu_seqlens_q, &local.cu_seqlens_k, &local.seqused_q, &local.seqused_k}) {
     if (t->given()) *t = scratch.like(*t, true);
   }
@@ -132,17 +182,66 @@ attn::Plan plan_on_device(const Problem& part, Phase phase, const PlanOptions& o
   return plan;
 }
 
-void DeviceCall::download(const Tensor& k, const Tensor& v, const RowMemory& host) const {
+DeviceKeys DeviceCall::gather_by_host(const Traffic& traffic, const Tensor& k,
+                                      const Tensor& v) const {
   const Copies copies(device_, context_.stream);
-  copy_tensor(copies, k, host.k.tensor, true);
-  copy_tensor(copies, v, host.v.tensor, true);
+  const auto me = static_cast<std::size_t>(traffic.rank());
+  const DType dtype = plan_.problem.dtype;
+  const RowMemory own = traffic.memory(plan_.keys[me], dtype);
+  copy_tensor(copies, k, own.k.tensor);
+  copy_tensor(copies, v, own.v.tensor);
   copies.wait();
+  const RowMemory host = traffic.gather(own.k.tensor, own.v.tensor);
+  const auto all = std::make_shared<DeviceRows>(traffic, plan_.gathered[me], dtype, device_);
+  copies.copy(all->data(), host.data(), host.bytes());
+  copies.wait();
+  return {all->k.tensor, all->v.tensor, all};
+}
+
+DeviceKeys DeviceCall::gather(const Traffic& traffic, const Tensor& k, const Tensor& v) const {
+  if (!plan_.group->engine().carries(device_)) return gather_by_host(traffic, k, v);
+  const Copies copies(device_, context_.stream);
+  const auto me = static_cast<std::size_t>(traffic.rank());
+  const RowTensor own_k{k, plan_.keys[me]}, own_v{v, plan_.keys[me]};
+  const auto rows_on_device = [&](const RowList& rows) {
+    return std::make_shared<DeviceRows>(traffic, rows, plan_.problem.dtype, device_);
+  };
+  std::vector<std::shared_ptr<DeviceRows>> arrived;
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int r = 0; r < plan_.ranks; ++r) {
+    if (r == traffic.rank()) continue;
+    const RowList to_send = moved_rows(plan_, traffic.rank(), r);
+    const RowList to_get = moved_rows(plan_, r, traffic.rank());
+    if (!to_send.empty()) {
+      const auto message = rows_on_device(to_send);
+      copy_common(copies, own_k, message->k);
+      copy_common(copies, own_v, message->v);
+      sends.push_back({r, message->data(), message->bytes, message, device_});
+    }
+    if (!to_get.empty()) {
+      arrived.push_back(rows_on_device(to_get));
+      receives.push_back(
+          {r, arrived.back()->data(), arrived.back()->bytes, arrived.back(), device_});
+    }
+  }
+  const auto all = rows_on_device(plan_.gathered[me]);
+  copy_common(copies, own_k, all->k);
+  copy_common(copies, own_v, all->v);
+  copies.wait();
+  traffic.exchange(sends, receives);
+  for (const auto& message : arrived) {
+    copy_common(copies, message->k, all->k);
+    copy_common(copies, message->v, all->v);
+  }
+  copies.wait();
+  return {all->k.tensor, all->v.tensor, all};
 }
 
 void DeviceCall::upload(const RowMemory& host, const Tensor& k, const Tensor& v) const {
   const Copies copies(device_, context_.stream);
-  if (k.given()) copy_tensor(copies, k, host.k.tensor, false);
-  if (v.given()) copy_tensor(copies, v, host.v.tensor, false);
+  if (k.given()) copy_tensor(copies, host.k.tensor, k);
+  if (v.given()) copy_tensor(copies, host.v.tensor, v);
   copies.wait();
 }
 
@@ -151,11 +250,16 @@ void DeviceCall::upload(const std::vector<double>& values, const Tensor& to) con
   std::vector<float> rounded(values.begin(), values.end());
   Tensor row_major = to;
   row_major.data = rounded.data();
-  copy_tensor(copies, to, row_major, false);
+  std::int64_t stride = 1;
+  for (std::int32_t d = to.rank; d-- > 0;) {
+    row_major.strides[static_cast<std::size_t>(d)] = stride;
+    stride *= to.shape[static_cast<std::size_t>(d)];
+  }
+  copy_tensor(copies, row_major, to);
   copies.wait();
 }
 
-void DeviceCall::forward(const Inputs& inputs, const RowMemory& gathered,
+void DeviceCall::forward(const Inputs& inputs, const DeviceKeys& gathered,
                          const Outputs& outputs) const {
   const Copies copies(device_, context_.stream);
   Scratch scratch(copies, device_);
@@ -167,7 +271,7 @@ void DeviceCall::forward(const Inputs& inputs, const RowMemory& gathered,
   copies.wait();
 }
 
-void DeviceCall::backward(const Inputs& inputs, const RowMemory& gathered, const Outputs& outputs,
+void DeviceCall::backward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs,
                           const OutputGradients& d_outputs, const Gradients& gradients) const {
   const Copies copies(device_, context_.stream);
   Scratch scratch(copies, device_);
@@ -196,6 +300,30 @@ void DeviceCall::backward(const Inputs& inputs, const RowMemory& gathered, const
                 static_cast<std::size_t>(pair.host.size()) * size_of(pair.host.dtype));
   }
   copies.wait();
+}
+
+void copy_between_devices(void* to, Device device, const void* from, std::size_t bytes) {
+  const Copies copies(device, nullptr);
+  copies.copy(to, from, bytes);
+  copies.wait();
+}
+
+void let_devices_copy(const std::vector<Device>& devices) {
+  // Not among the functions that the library asks of every driver.
+  using Enable = cuda::CUresult (*)(cuda::CUcontext, unsigned);
+  const auto enable = reinterpret_cast<Enable>(
+      cuda::find_symbol(cuda::open_library("libcuda.so.1"), "cuCtxEnablePeerAccess"));
+  for (const Device& device : devices) {
+    cuda::device_info(device.index);
+    for (const Device& peer : devices) {
+      if (peer == device || enable == nullptr) continue;
+      const cuda::ContextGuard of_peer(peer.index);
+      cuda::CUcontext context{};
+      cuda::check(cuda::api().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+      const cuda::ContextGuard guard(device.index);
+      static_cast<void>(enable(context, 0));  // it was before, or these two cannot
+    }
+  }
 }
 
 }  // namespace attn::dist

@@ -14,16 +14,18 @@
 
 #include "attn/dist.hpp"
 #include "attn/error.hpp"
+#include "dist/device_copy.hpp"
 
 namespace attn::dist {
 namespace {
 
-constexpr int kMostRanks = 256;  // boxes of letters grow with its square
+constexpr std::size_t kMostRanks = 256;  // boxes of letters grow with its square
 
 // A message that waits for its receiver, in memory of the sender's call.
 struct Letter {
   const void* data = nullptr;
   std::size_t bytes = 0;
+  Device device{};
   bool is_being_read = false;
   bool is_taken = false;
 };
@@ -57,7 +59,7 @@ class Post {
     if (failure_) refuse();
     std::deque<Letter> letters;  // does not move
     for (const Send& send : sends) {
-      letters.push_back({send.data, send.bytes});
+      letters.push_back({.data = send.data, .bytes = send.bytes, .device = send.device});
       box(rank, send.to).push_back(&letters.back());
     }
     changed_.notify_all();
@@ -110,11 +112,27 @@ class Post {
     from.pop_front();
     letter.is_being_read = true;
     lock.unlock();
-    if (receive.bytes > 0) std::memcpy(receive.data, letter.data, receive.bytes);
+    std::string error;
+    try {
+      copy(receive, letter);
+    } catch (const std::exception& failed) {
+      error = failed.what();
+    }
     lock.lock();
     letter.is_being_read = false;
-    letter.is_taken = true;
+    letter.is_taken = error.empty();
+    if (!error.empty() && !failure_) failure_ = fmt::format("rank {}: {}", rank, error);
     changed_.notify_all();
+    if (!error.empty()) refuse();
+  }
+
+  static void copy(const Receive& to, const Letter& from) {
+    if (to.bytes == 0) return;
+    if (to.device.type == DeviceType::cpu && from.device.type == DeviceType::cpu) {
+      std::memcpy(to.data, from.data, to.bytes);
+    } else {
+      copy_between_devices(to.data, to.device, from.data, to.bytes);
+    }
   }
 
   // Nothing reads the letters any more once this returns.
@@ -142,12 +160,18 @@ class Post {
 
 class InProcess : public Engine {
  public:
-  InProcess(std::shared_ptr<Post> post, int rank) : post_(std::move(post)), rank_(rank) {}
+  InProcess(std::shared_ptr<Post> post, int rank, Device device)
+      : post_(std::move(post)), rank_(rank), device_(device) {}
   InProcess(const InProcess&) = delete;
   InProcess& operator=(const InProcess&) = delete;
   ~InProcess() override { post_->leave(rank_); }
 
-  std::string_view name() const noexcept override { return "in_process"; }
+  std::string_view name() const noexcept override {
+    return device_.type == DeviceType::cpu ? "in_process" : "local";
+  }
+  bool carries(Device device) const noexcept override {
+    return device.type == DeviceType::cpu || device == device_;
+  }
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return post_->ranks(); }
   void exchange(std::span<const Send> sends, std::span<const Receive> receives,
@@ -159,19 +183,40 @@ class InProcess : public Engine {
  private:
   std::shared_ptr<Post> post_;
   int rank_;
+  Device device_;
 };
+
+std::vector<Group> ranks_of(const std::vector<Device>& devices) {
+  const auto post = std::make_shared<Post>(static_cast<int>(devices.size()));
+  std::vector<Group> groups;
+  for (std::size_t r = 0; r < devices.size(); ++r) {
+    groups.emplace_back(std::make_shared<InProcess>(post, static_cast<int>(r), devices[r]));
+  }
+  return groups;
+}
+
+void check_number(std::size_t ranks, const char* name) {
+  if (ranks >= 1 && ranks <= kMostRanks) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is {}; accepted are 1 to {}", name, ranks, kMostRanks));
+}
 
 }  // namespace
 
 std::vector<Group> in_process(int ranks) {
-  if (ranks < 1 || ranks > kMostRanks) {
+  check_number(static_cast<std::size_t>(std::max(ranks, 0)), "ranks");
+  return ranks_of(std::vector<Device>(static_cast<std::size_t>(ranks)));
+}
+
+std::vector<Group> local(const std::vector<Device>& devices) {
+  check_number(devices.size(), "the number of devices");
+  for (const Device& device : devices) {
+    if (device.type == DeviceType::cuda) continue;
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("ranks is {}; accepted are 1 to {}", ranks, kMostRanks));
+                "devices has " + to_string(device) + "; accepted are GPUs, as cuda:0");
   }
-  const auto post = std::make_shared<Post>(ranks);
-  std::vector<Group> groups;
-  for (int r = 0; r < ranks; ++r) groups.emplace_back(std::make_shared<InProcess>(post, r));
-  return groups;
+  let_devices_copy(devices);
+  return ranks_of(devices);
 }
 
 }  // namespace attn::dist

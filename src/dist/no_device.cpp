@@ -1,6 +1,8 @@
 // In place of device.cpp where the CUDA backend is left out (ATTN_CUDA=OFF): every call says so.
+#include "attn/error.hpp"
 #include "cuda/cuda.hpp"
 #include "dist/device.hpp"
+#include "dist/device_copy.hpp"
 
 namespace attn::dist {
 
@@ -8,12 +10,18 @@ attn::Plan plan_on_device(const Problem& part, Phase phase, const PlanOptions& o
                           const attn::Context& context) {
   return cuda::plan(part, phase, options, context);  // refuses
 }
-// No plan of a device is ever made.
-void DeviceCall::download(const Tensor&, const Tensor&, const RowMemory&) const {}
+void let_devices_copy(const std::vector<Device>&) {
+  throw Error(ErrorCode::unavailable,
+              "devices are GPUs; accepted is in_process, as this library was built without CUDA "
+              "(ATTN_CUDA=OFF)");
+}
+// No plan or group of a device is ever made.
+void copy_between_devices(void*, Device, const void*, std::size_t) {}
+DeviceKeys DeviceCall::gather(const Traffic&, const Tensor&, const Tensor&) const { return {}; }
 void DeviceCall::upload(const RowMemory&, const Tensor&, const Tensor&) const {}
 void DeviceCall::upload(const std::vector<double>&, const Tensor&) const {}
-void DeviceCall::forward(const Inputs&, const RowMemory&, const Outputs&) const {}
-void DeviceCall::backward(const Inputs&, const RowMemory&, const Outputs&, const OutputGradients&,
+void DeviceCall::forward(const Inputs&, const DeviceKeys&, const Outputs&) const {}
+void DeviceCall::backward(const Inputs&, const DeviceKeys&, const Outputs&, const OutputGradients&,
                           const Gradients&) const {}
 
 }  // namespace attn::dist

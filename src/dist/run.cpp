@@ -108,15 +108,6 @@ struct SumGradient {
 
 bool on_device(const PlanData& plan) { return plan.options.local.device.type == DeviceType::cuda; }
 
-RowMemory gather(const PlanData& plan, const Traffic& traffic, const Inputs& inputs,
-                 const attn::Context& context) {
-  if (!on_device(plan)) return traffic.gather(inputs.k, inputs.v);
-  const auto me = static_cast<std::size_t>(traffic.rank());
-  const RowMemory own = traffic.memory(plan.keys[me], plan.problem.dtype);
-  DeviceCall(plan, context).download(inputs.k, inputs.v, own);
-  return traffic.gather(own.k.tensor, own.v.tensor);
-}
-
 // dk, dv <- sums, rounded.
 void store_sums(const PlanData& plan, const Traffic& traffic, const RowMemory& sums,
                 const Gradients& gradients, const attn::Context& context) {
@@ -138,10 +129,10 @@ Tensor i32(const std::vector<std::int32_t>& values) {
 
 }  // namespace
 
-Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const RowMemory& gathered) {
+Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const Tensor& k, const Tensor& v) {
   Inputs local = inputs;
-  local.k = gathered.k.tensor;
-  local.v = gathered.v.tensor;
+  local.k = k;
+  local.v = v;
   local.cu_seqlens_q = i32(plan.work.part.cu_q);
   local.cu_seqlens_k = i32(plan.work.part.cu_k);
   local.seqused_q = i32(plan.work.part.used_q);
@@ -157,12 +148,17 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         [&] { check_forward(data, bound, outputs, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
-    const RowMemory gathered = gather(data, traffic, bound, context.local);
-    if (!data.work.forward) return;
     if (on_device(data)) {
-      return DeviceCall(data, context.local).forward(bound, gathered, outputs);
+      const DeviceCall device(data, context.local);
+      const DeviceKeys gathered = device.gather(traffic, bound.k, bound.v);
+      if (data.work.forward) device.forward(bound, gathered, outputs);
+      return;
     }
-    cpu::forward(*data.work.forward, local_inputs(data, bound, gathered), outputs, context.local);
+    const RowMemory gathered = traffic.gather(bound.k, bound.v);
+    if (!data.work.forward) return;
+    cpu::forward(*data.work.forward,
+                 local_inputs(data, bound, gathered.k.tensor, gathered.v.tensor), outputs,
+                 context.local);
   });
 }
 
@@ -179,8 +175,15 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         [&] { check_backward(data, bound, outputs, d_outputs, gradients, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
-    const RowMemory gathered = gather(data, traffic, bound, context.local);
     const bool from_device = on_device(data);
+    const DeviceCall device(data, context.local);
+    DeviceKeys on_gpu;
+    RowMemory gathered;
+    if (from_device) {
+      on_gpu = device.gather(traffic, bound.k, bound.v);
+    } else {
+      gathered = traffic.gather(bound.k, bound.v);
+    }
     const bool of_keys = gradients.dk.given() || gradients.dv.given();
     const auto me = static_cast<std::size_t>(traffic.rank());
     // A GPU gives them in the dtype of the problem.
@@ -203,10 +206,11 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         local.buffers.emplace_back(gradient.first, sums[next++].tensor_of_terms(from_device));
       }
       if (from_device) {
-        DeviceCall(data, context.local).backward(bound, gathered, outputs, d_outputs, local);
+        device.backward(bound, on_gpu, outputs, d_outputs, local);
       } else {
-        cpu::backward(*data.work.backward, local_inputs(data, bound, gathered), outputs, d_outputs,
-                      local, context.local);
+        cpu::backward(*data.work.backward,
+                      local_inputs(data, bound, gathered.k.tensor, gathered.v.tensor), outputs,
+                      d_outputs, local, context.local);
       }
     }
     if (of_keys) {
@@ -221,7 +225,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     for (SumGradient& sum : sums) {
       sum.take_floats();
       traffic.sum(sum.terms);
-      from_device ? DeviceCall(data, context.local).upload(sum.terms, sum.to) : sum.store();
+      from_device ? device.upload(sum.terms, sum.to) : sum.store();
     }
   });
 }

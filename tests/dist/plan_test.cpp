@@ -123,6 +123,8 @@ TEST(DistPlan, RefusesByName) {
   EXPECT_NE(refusal(own, 2, {}).find("buffer 'dist_x'"), std::string::npos);
   EXPECT_THROW(make_plan(p, 2).rows(2), Error);
   EXPECT_THROW(in_process(0), Error);
+  EXPECT_THROW(local({}), Error);
+  EXPECT_THROW(local({Device{}}), Error);
   EXPECT_THROW(forward(make_plan(p, 2), {}, {}), Error);
 }
 
