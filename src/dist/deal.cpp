@@ -13,7 +13,7 @@ namespace {
 
 // A transfer runs beside the work and takes 5 % of its own time from it (docs/scale-out.md).
 constexpr double kDisturbance = 0.05;
-// Pairs of a rank and a chunk that are looked at before swapping ends: some 0.1 s.
+// Pairs of chunks, and of a rank and a chunk, that are looked at before swapping ends: some 0.1 s.
 constexpr std::int64_t kMostLookedAt = 50'000'000;
 
 using Words = std::vector<std::uint64_t>;
@@ -39,7 +39,8 @@ class Judge {
   // Seconds of the slowest rank, and a little for the traffic of all: of two deals that are as
   // fast, that with less traffic is better.
   double seconds(const std::vector<int>& owner) {
-    looked_at_ += in_.ranks * static_cast<std::int64_t>(in_.areas.chunks_k + words_);
+    looked_at_ += in_.ranks * static_cast<std::int64_t>(in_.areas.chunks_k + words_) +
+                  static_cast<std::int64_t>(owner.size() * words_);
     const auto ranks = static_cast<std::size_t>(in_.ranks);
     work_of_.assign(ranks, 0);
     sent_.assign(ranks, 0);
