@@ -28,7 +28,7 @@ EXPERIMENTS = {
     "attention_share": "attention of GPT-2's shape alone (FlashAttention, figure 1, right)",
     "training_throughput": "FLOP/s of training 1.3B (FlashAttention-2, table 1)",
     "bert": "a step of BERT-large, padded and packed (FlashAttention, table 1)",
-    "long_range_arena": "ListOps and Text of Long Range Arena (FlashAttention, table 3)",
+    "long_range_arena": "three tasks of Long Range Arena (FlashAttention, table 3)",
     "flash_decoding": "decoding end to end (Flash-Decoding, CodeLlama)",
 }
 
@@ -85,7 +85,7 @@ def report() -> None:
     lines = ["| experiment | what it reproduces | result |", "|---|---|---|"]
     for name, title in EXPERIMENTS.items():
         folder = results.FOLDER / name
-        summary = ["not run yet"]
+        summary = ["no result.json yet"]
         if (folder / "result.json").exists():
             experiment = module(name)
             result = results.read_json(folder / "result.json")
