@@ -1,5 +1,7 @@
 #include "verify/cases.hpp"
 
+#include "core/cache_type.hpp"
+
 namespace attn::verify {
 namespace {
 
@@ -212,7 +214,8 @@ Case with_dtype(Case c, DType dtype) {
 }
 
 bool has_backward(const Problem& p) {
-  return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0;
+  return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0 &&
+         !core::has_own_types(p);
 }
 
 std::int64_t scores(const Case& c) {

@@ -10,9 +10,11 @@
 #include <tuple>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
+#include "verify/cases.hpp"
 
 namespace attn::verify {
 namespace {
@@ -39,17 +41,19 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   make_lengths();
 
   const auto shape_q = shape_like(true, problem.head_dim);
-  const auto shape_k = shape_like(false, problem.head_dim);
-  const auto shape_v = shape_like(false, problem.head_dim_v);
+  const CacheType type_k = core::type_of_k(problem), type_v = core::type_of_v(problem);
+  const auto shape_k = shape_like(false, row_size(type_k, problem.head_dim));
+  const auto shape_v = shape_like(false, row_size(type_v, problem.head_dim_v));
   const auto shape_o = shape_like(true, problem.head_dim_v);
   inputs.q = input("q", problem.dtype, shape_q, with_broadcast(hints_.broadcast_q));
-  inputs.k = input("k", problem.dtype, shape_k, with_broadcast(hints_.broadcast_k));
+  inputs.k = input("k", storage_dtype(type_k), shape_k, with_broadcast(hints_.broadcast_k));
   if (hints_.v_in_k) {
     inputs.v = inputs.k;
     std::ranges::copy(shape_v, inputs.v.shape.begin());
   } else {
-    inputs.v = input("v", problem.dtype, shape_v, with_broadcast(hints_.broadcast_v));
+    inputs.v = input("v", storage_dtype(type_v), shape_v, with_broadcast(hints_.broadcast_v));
   }
+  make_scales();
   Placement place_do = with_broadcast(hints_.broadcast_do);
   place_do.headmajor = place_do.headmajor || hints_.dotransposed;
   d_o = input("d_o", problem.dtype, shape_o, place_do);
@@ -82,7 +86,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
     fill_like_lse(d_lse);
   }
   if (!hints_.nodq) gradients.dq = output("dq", problem.dtype, shape_q, place);
-  if (problem.layout_k != Layout::paged) {
+  if (has_backward(problem)) {
     if (!hints_.nodk) gradients.dk = output("dk", problem.dtype, shape_k, place);
     if (!hints_.nodv) gradients.dv = output("dv", problem.dtype, shape_v, place);
   }
@@ -282,27 +286,30 @@ void CaseData::make_page_table() {
 
 void CaseData::make_prefix() {
   if (problem.seqlen_prefix == 0 || problem.paged_prefix) return;
-  const auto make = [&](std::string name, std::int64_t dim) {
-    return input(std::move(name), problem.dtype, {problem.seqlen_prefix, problem.heads_k, dim},
+  const auto make = [&](std::string name, CacheType type, std::int64_t dim) {
+    return input(std::move(name), storage_dtype(type),
+                 {problem.seqlen_prefix, problem.heads_k, row_size(type, dim)},
                  {.strided = hints_.strided});
   };
-  inputs.prefix_k = make("prefix_k", problem.head_dim);
-  inputs.prefix_v = make("prefix_v", problem.head_dim_v);
+  inputs.prefix_k = make("prefix_k", core::type_of_k(problem), problem.head_dim);
+  inputs.prefix_v = make("prefix_v", core::type_of_v(problem), problem.head_dim_v);
 }
 
 void CaseData::fill_prefix(bool of_k, const Value& value) {
   const Tensor& t = problem.paged_prefix ? (of_k ? inputs.k : inputs.v)
                                          : (of_k ? inputs.prefix_k : inputs.prefix_v);
-  const std::int64_t dim = of_k ? problem.head_dim : problem.head_dim_v;
+  const std::int64_t dim = columns(t);
+  std::vector<double> values(static_cast<std::size_t>(dim));
   for (std::int64_t j = 0; j < problem.seqlen_prefix; ++j) {
     for (std::int64_t h = 0; h < problem.heads_k; ++h) {
-      const std::int64_t row = problem.paged_prefix
-                                   ? t.offset({i32(inputs.prefix_page_table, j / problem.page_size),
-                                               j % problem.page_size, h, 0})
-                                   : t.offset({j, h, 0});
-      for (std::int64_t c = 0; c < dim; ++c) {
-        store_element(t, row + c, value(kPrefixBatch, j, h, c));
+      std::vector<std::int64_t> row{j, h};
+      if (problem.paged_prefix) {
+        row = {i32(inputs.prefix_page_table, j / problem.page_size), j % problem.page_size, h};
       }
+      for (std::int64_t c = 0; c < dim; ++c) {
+        values[static_cast<std::size_t>(c)] = value(kPrefixBatch, j, h, c);
+      }
+      store_row(t, row, values);
     }
   }
 }
@@ -351,21 +358,22 @@ void CaseData::fill_rows(const Tensor& tensor, bool like_q, const Value& value) 
   const Tensor& used = like_q ? inputs.seqused_q : inputs.seqused_k;
   const std::int64_t seqlen = like_q ? problem.seqlen_q : problem.seqlen_k;
   const std::int64_t heads = like_q ? problem.heads_q : problem.heads_k;
-  const auto first_element = [&](std::int64_t b, std::int64_t i, std::int64_t h) {
-    if (layout == Layout::packed) return tensor.offset({i32(cu, b) + i, h, 0});
-    if (layout == Layout::dense) return tensor.offset({b, i, h, 0});
+  const auto place = [&](std::int64_t b, std::int64_t i, std::int64_t h) {
+    if (layout == Layout::packed) return std::vector{i32(cu, b) + i, h};
+    if (layout == Layout::dense) return std::vector{b, i, h};
     const std::int64_t entry = inputs.page_table.offset({b, i / problem.page_size});
-    return tensor.offset({i32(inputs.page_table, entry), i % problem.page_size, h, 0});
+    return std::vector<std::int64_t>{i32(inputs.page_table, entry), i % problem.page_size, h};
   };
+  std::vector<double> values(static_cast<std::size_t>(columns(tensor)));  // of a row
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int64_t capacity = cu.given() ? i32(cu, b + 1) - i32(cu, b) : seqlen;
     const std::int64_t length = used.given() ? i32(used, b) : capacity;
     for (std::int64_t i = 0; i < length; ++i) {
       for (std::int64_t h = 0; h < heads; ++h) {
-        const std::int64_t row = first_element(b, i, h);
-        for (std::int64_t c = 0; c < tensor.shape[static_cast<std::size_t>(tensor.rank) - 1]; ++c) {
-          store_element(tensor, row + c, value(b, i, h, c));
+        for (std::size_t c = 0; c < values.size(); ++c) {
+          values[c] = value(b, i, h, static_cast<std::int64_t>(c));
         }
+        store_row(tensor, place(b, i, h), values);
       }
     }
   }

@@ -60,6 +60,8 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
   inputs = {.q = here(host.q),
             .k = here(host.k),
             .v = here(host.v),
+            .scale_k = here(host.scale_k),
+            .scale_v = here(host.scale_v),
             .cu_seqlens_q = here(host.cu_seqlens_q),
             .cu_seqlens_k = here(host.cu_seqlens_k),
             .seqused_q = here(host.seqused_q),

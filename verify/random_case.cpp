@@ -27,7 +27,8 @@ class Generator {
       : random_(seed ^ 0x6174746e2e637070u),
         lengths_(seed ^ 0x6c6f6e67u),
         lists_(seed ^ 0x6c697374u),
-        shared_(seed ^ 0x73686172u) {}
+        shared_(seed ^ 0x73686172u),
+        caches_(seed ^ 0x63616368u) {}
 
   Case generate() {
     sizes();
@@ -37,6 +38,7 @@ class Generator {
     options();
     if (lists_() % kListEvery == 0) key_list();
     shared_prefix();
+    cache_types();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
@@ -93,6 +95,8 @@ class Generator {
     put("sk", seqlen_k_);
     put("hq", heads_q_);
     put("hk", used_heads_k);
+    d_ = used_d;
+    dv_ = used_dv;
     put("d", used_d);
     put("dv", used_dv);
   }
@@ -251,6 +255,18 @@ class Generator {
     if (chance(15)) hint("dlse");
   }
 
+  // K and V in types of their own, which have no backward pass, from a generator of its own.
+  void cache_types() {
+    constexpr std::string_view kTypes[] = {"f32", "bf16", "f16", "e4m3", "i8", "q8_0", "q4_0"};
+    constexpr std::size_t kUnblocked = 5;  // of them, for any head size
+    if (caches_() % 8 != 0) return;
+    const auto type = [&](std::int64_t dim) {
+      return kTypes[caches_() % (dim % 32 == 0 ? std::size(kTypes) : kUnblocked)];
+    };
+    if (caches_() % 4 != 0) put("k(", type(d_), ")");
+    if (caches_() % 4 != 0) put("v(", type(dv_), ")");
+  }
+
   // Keys that all sequences share, from a generator of its own as lengths_ is. Such problems have
   // no dropout, no lists of keys and no backward pass.
   void shared_prefix() {
@@ -262,10 +278,10 @@ class Generator {
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
-  Random random_, lengths_, lists_, shared_;
+  Random random_, lengths_, lists_, shared_, caches_;
   bool paged_ = false;
   bool dropout_ = false;
-  std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0;
+  std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0, d_ = 0, dv_ = 0;
   std::string text_, hints_;
 };
 

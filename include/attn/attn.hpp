@@ -13,6 +13,7 @@
 #pragma once
 
 #include "attn/block_list.hpp"
+#include "attn/cache_type.hpp"
 #include "attn/context.hpp"
 #include "attn/dropout_mask.hpp"
 #include "attn/error.hpp"

@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 
+#include "attn/cache_type.hpp"
 #include "attn/export.hpp"
 #include "attn/expr.hpp"
 #include "attn/tensor.hpp"
@@ -77,10 +78,14 @@ struct Problem {
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
   std::int64_t head_dim = 0;    // of Q and K, 1 to kMaxHeadDim
   std::int64_t head_dim_v = 0;  // of V and O, 1 to kMaxHeadDim
-  // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on a CPU. Not
-  // given, it is taken from the tensors as a size of 0 is, and f32 where there are none; given, it
-  // must be theirs.
+  // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on a CPU. Not given, it is
+  // taken from Q as a size of 0 is, and f32 where there is none; given, it must be that of Q.
   OptionalDType dtype{};
+  // Of K and of V, where they are stored otherwise, as an engine's cache is: any pair, beside any
+  // dtype but f64. Each element counts as the number that is stored, times its scale. as_q: dtype.
+  // Blocks (q8_0, q4_0) ask for a head size that 32 divides. Forward, CPU and reference backends.
+  CacheType type_k = CacheType::as_q;
+  CacheType type_v = CacheType::as_q;
 
   Layout layout_q = Layout::dense;  // of Q, O, dQ, dO
   Layout layout_k = Layout::dense;  // of K, V, dK, dV

@@ -25,7 +25,13 @@ struct Inputs {
   Tensor q{};  // [batch, seqlen_q, heads_q, head_dim] or packed [total_q, heads_q, head_dim]
   Tensor k{};  // [batch, seqlen_k, heads_k, head_dim], packed, or paged [pages, page_size, heads_k,
                // head_dim]
-  Tensor v{};  // as k, with head_dim_v
+  Tensor v{};  // as k, with head_dim_v. Of caches in types of their own the last dimension of k and
+               // v has row_size() elements of storage_dtype() (cache_type.hpp)
+  // Where type_k (type_v) is e4m3 or i8: f32, the scale of each key and head, [batch, seqlen_k,
+  // heads_k], packed or paged as K is, any strides; or [heads_k], one a head; or [1]. Not given: 1.
+  // One that is not finite makes its rows NaN.
+  Tensor scale_k{};
+  Tensor scale_v{};
   Tensor cu_seqlens_q{};  // i32 [batch + 1], contiguous: rows where sequences start,
                           // non-decreasing, from 0; packed Q
   Tensor cu_seqlens_k{};  // likewise for packed K, V

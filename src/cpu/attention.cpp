@@ -38,6 +38,8 @@ Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
       group(static_cast<int>(p.heads_q / p.heads_k)),
       dim(static_cast<int>(p.head_dim)),
       dim_v(static_cast<int>(p.head_dim_v)),
+      type_k(core::type_of_k(p)),
+      type_v(core::type_of_v(p)),
       scale(static_cast<float>(p.scale())),
       programs(compiled),
       sequences(std::move(its_sequences)) {
@@ -134,18 +136,29 @@ void Attention::pack_query_block(const core::Sequence& sequence, QueryBlock& blo
   ops.pack_q(row, block.count, dim, problem.dtype, q_scale_, block.q_t);
 }
 
+const float* Attention::scales(const Tensor& of, const core::Sequence& sequence, int head_k,
+                               int key0, int keys, float* scale) const {
+  if (!of.given()) return nullptr;
+  const core::Scales scales(problem, inputs, of, sequence.batch);
+  for (int j = 0; j < keys; ++j) scale[j] = scales.at(key0 + j, head_k);
+  return scale;
+}
+
 void Attention::load_key_block(const core::Sequence& sequence, int head_k, int key0, int keys,
                                KeyBlock& block) const {
   block.key0 = key0;
   block.keys = keys;
   const std::byte* row[kBlockK];
+  float scale[kBlockK];
   if (block.k != nullptr) {
     for (int j = 0; j < keys; ++j) row[j] = sequence.k.row(key0 + j, head_k);
-    ops.pack_k(row, keys, dim, problem.dtype, block.k);
+    ops.pack_k(row, keys, dim, type_k, scales(inputs.scale_k, sequence, head_k, key0, keys, scale),
+               block.k);
   }
   if (block.v != nullptr) {
     for (int j = 0; j < keys; ++j) row[j] = sequence.v.row(key0 + j, head_k);
-    ops.pack_v(row, keys, dim_v, problem.dtype, block.v);
+    ops.pack_v(row, keys, dim_v, type_v,
+               scales(inputs.scale_v, sequence, head_k, key0, keys, scale), block.v);
   }
 }
 

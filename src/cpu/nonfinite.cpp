@@ -1,8 +1,9 @@
 #include "cpu/nonfinite.hpp"
 
+#include <cmath>
 #include <cstring>
 
-#include "core/tensor/element.hpp"
+#include "core/cached_rows.hpp"
 
 namespace attn::cpu {
 float operand_element(const Attention& a, const void* x, int step, int row) {
@@ -15,11 +16,16 @@ float operand_element(const Attention& a, const void* x, int step, int row) {
   return value;
 }
 
-std::uint64_t nonfinite_rows(const Attention& a, const core::Rows& rows, int head, int first,
-                             int count, int dim) {
-  const std::byte* row[kBlockK];
-  for (int j = 0; j < count; ++j) row[j] = rows.row(first + j, head);
-  return a.ops.nonfinite_rows(row, count, dim, a.problem.dtype);
+std::uint64_t nonfinite_values(const Attention& a, const core::Sequence& sequence, int head_k,
+                               int first, int count) {
+  const std::byte* row[kBlockK] = {};
+  float scale[kBlockK];
+  for (int j = 0; j < count; ++j) row[j] = sequence.v.row(first + j, head_k);
+  std::uint64_t rows = a.ops.nonfinite_rows(row, count, a.dim_v, a.type_v);
+  if (a.scales(a.inputs.scale_v, sequence, head_k, first, count, scale) != nullptr) {
+    for (int j = 0; j < count; ++j) rows |= std::uint64_t{!std::isfinite(scale[j])} << j;
+  }
+  return rows;
 }
 
 std::uint64_t values_to_set_apart(const Attention& a, const core::Sequence& sequence, int head_k,
@@ -30,7 +36,7 @@ std::uint64_t values_to_set_apart(const Attention& a, const core::Sequence& sequ
   const bool f32 = a.ops.operand == DType::f32;
   const int floats = block.keys * leading_dim(a.dim_v) / (f32 ? 1 : 2);
   if ((f32 || block.keys % 32 == 0) && a.ops.all_finite(block.v, floats)) return 0;
-  return nonfinite_rows(a, sequence.v, head_k, block.key0, block.keys, a.dim_v);
+  return nonfinite_values(a, sequence, head_k, block.key0, block.keys);
 }
 
 void pack_values_without(const Attention& a, const core::Sequence& sequence, int head_k,
@@ -38,7 +44,9 @@ void pack_values_without(const Attention& a, const core::Sequence& sequence, int
   const std::byte* row[kBlockK];
   for (int j = 0; j < block.keys; ++j) row[j] = sequence.v.row(block.key0 + j, head_k);
   for_each_bit(apart, block.keys, [&](int j) { row[j] = nullptr; });
-  a.ops.pack_v(row, block.keys, a.dim_v, a.problem.dtype, memory);
+  float scale[kBlockK];
+  a.ops.pack_v(row, block.keys, a.dim_v, a.type_v,
+               a.scales(a.inputs.scale_v, sequence, head_k, block.key0, block.keys, scale), memory);
   block.v = memory;
 }
 
@@ -52,16 +60,18 @@ std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequenc
 void add_values_apart(const Attention& a, const core::Sequence& sequence, int head_k, int key0,
                       int keys, std::uint64_t apart, const OutputTile& tile) {
   for_each_bit(apart, keys, [&](int j) {
-    float weight[kMaxRows];
+    float weight[kMaxRows], scale[1];
     for (int r = 0; r < a.ops.rows; ++r) weight[r] = operand_element(a, tile.p, j, r);
-    add_outer(a, weight, sequence.v.row(key0 + j, head_k), a.dim_v, tile.o_t);
+    a.scales(a.inputs.scale_v, sequence, head_k, key0 + j, 1, scale);
+    add_outer(a, weight, sequence.v.row(key0 + j, head_k), a.dim_v, a.type_v,
+              a.inputs.scale_v.given() ? scale[0] : 1.0f, tile.o_t);
   });
 }
 
-void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, float* x_t) {
-  const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
+void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, CacheType type,
+               float scale, float* x_t) {
   for (int d = 0; d < dim; ++d) {
-    const auto value = static_cast<float>(core::load_element(y + d * size, a.problem.dtype));
+    const float value = scale * static_cast<float>(core::cached_element(y, d, type));
     for (int r = 0; r < a.ops.rows; ++r) {
       if (weight[r] != 0) x_t[d * a.ops.rows + r] += weight[r] * value;
     }

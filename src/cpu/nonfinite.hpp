@@ -17,9 +17,9 @@ inline bool may_hide(const Attention& a, expr::Coverage coverage) {
   return coverage == expr::Coverage::mixed || a.has_score();
 }
 
-// Bit j: row first + j of the head holds an infinity or a NaN. count <= kBlockK.
-std::uint64_t nonfinite_rows(const Attention& a, const core::Rows& rows, int head, int first,
-                             int count, int dim);
+// Bit j: V of key first + j holds an infinity or a NaN, or its scale is one. count <= kBlockK.
+std::uint64_t nonfinite_values(const Attention& a, const core::Sequence& sequence, int head_k,
+                               int first, int count);
 
 // Calls visit(j) for each bit j below `count`, in increasing order.
 template <class Visit>
@@ -49,7 +49,8 @@ void add_values_apart(const Attention& a, const core::Sequence& sequence, int he
 float operand_element(const Attention& a, const void* x, int step, int row);
 
 // x_t[d][row] += weight[row] y[d] where the weight is not 0: one key of O^T = V^T P^T or of dQ^T =
-// K^T dS^T. y: a row of the problem's dtype.
-void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, float* x_t);
+// K^T dS^T. y: a row of this type, times scale.
+void add_outer(const Attention& a, const float* weight, const std::byte* y, int dim, CacheType type,
+               float scale, float* x_t);
 
 }  // namespace attn::cpu

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attn/cache_type.hpp"
 #include "attn/context.hpp"
 #include "attn/matmul.hpp"
 #include "attn/tensor.hpp"
@@ -146,11 +147,14 @@ struct TileOps {
   // scale = 1 only.
   void (*pack_q)(const std::byte* const* row, int count, int dim, DType source, float scale,
                  void* q_t);
-  // k [keys][leading_dim(dim)] (bf16: the same bytes halved) <- rows.
-  void (*pack_k)(const std::byte* const* row, int keys, int dim, DType source, void* k);
+  // k [keys][leading_dim(dim)] (bf16: the same bytes halved) <- rows, each times its scale where
+  // `scale` is not null. Rows of other types than the operand's are rounded to it.
+  void (*pack_k)(const std::byte* const* row, int keys, int dim, CacheType source,
+                 const float* scale, void* k);
   // v as k for f32; bf16: [ceil(keys / 2)][leading_dim(dim)] pairs of consecutive keys; AMX: V^T,
   // and both up to the end of a block of 32 keys.
-  void (*pack_v)(const std::byte* const* row, int keys, int dim, DType source, void* v);
+  void (*pack_v)(const std::byte* const* row, int keys, int dim, CacheType source,
+                 const float* scale, void* v);
   // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
   void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
                    std::byte* const* row, int count);
@@ -162,7 +166,8 @@ struct TileOps {
   // a multiple of 16.
   bool (*all_finite)(const void* packed, int floats);
   // Bit j: row[j][0, dim) holds an infinity or a NaN; count <= kBlockK, no row is null.
-  std::uint64_t (*nonfinite_rows)(const std::byte* const* row, int count, int dim, DType source);
+  std::uint64_t (*nonfinite_rows)(const std::byte* const* row, int count, int dim,
+                                  CacheType source);
 
   // row[0, dim) <- factor * x[0, dim), rounded to `target`.
   void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
@@ -233,7 +238,8 @@ struct TileOps {
   // meanwhile, one a key so that loads and arithmetic overlap. Of the other scores of a key, those
   // of the next row may be written.
   void (*decode_scores)(const float* q, int count, const std::byte* const* k,
-                        const std::byte* const* ahead, int keys, int dim, DType source, float* s);
+                        const std::byte* const* ahead, int keys, int dim, CacheType source,
+                        float* s);
   // The same as softmax, for keys <= kBlockK: s <- P. m, l and alpha are [kMaxRows]: what belongs
   // to row r stands at r, r + stride, ... up to the end of a vector, in m and l before the call as
   // well. s may be written up to [kBlockK].
@@ -242,7 +248,7 @@ struct TileOps {
   // o[r][d] <- alpha[r] o[r][d] + sum_key p[key][r] v[key][d], keys <= kDecodeKeys; o: f32
   // [count][leading_dim(dim)].
   void (*decode_accumulate)(const float* p, int count, const std::byte* const* v,
-                            const std::byte* const* ahead, int keys, int dim, DType source,
+                            const std::byte* const* ahead, int keys, int dim, CacheType source,
                             const float* alpha, float* o);
 
   ProductVerbs product;  // between enter() and leave()

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attn/tensor.hpp"
+#include "core/cached_rows.hpp"
 #include "core/problem/rows.hpp"
 #include "core/tensor/element.hpp"
 
@@ -42,7 +43,34 @@ struct Matrix {
   const Real* operator[](std::int64_t i) const { return data.data() + i * columns; }
 };
 
+// Rows of K or V of one sequence, as they are stored.
+struct CachedRows {
+  const core::Rows& rows;
+  CacheType type;
+  core::Scales scales;
+  DType round_to;  // of what is multiplied: a cache in another type is converted to it first
+
+  template <class Real>
+  void load(std::int64_t i, std::int64_t head, std::int64_t columns, Real* to) const {
+    const std::byte* const row = rows.row(i, head);
+    const double scale = scales.at(i, head);
+    const bool same = type == core::cache_type(round_to);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const double element = core::cached_element(row, c, type);
+      to[c] = static_cast<Real>(scales.given() ? element * scale : element);
+      if (!same) to[c] = rounded(to[c], round_to);
+    }
+  }
+};
+
 // Rows [0, rows) of one head.
+template <class Real>
+Matrix<Real> load_matrix(const CachedRows& from, std::int64_t head, std::int64_t rows,
+                         std::int64_t columns) {
+  Matrix<Real> out(rows, columns);
+  for (std::int64_t i = 0; i < rows; ++i) from.load(i, head, columns, out[i]);
+  return out;
+}
 template <class Real>
 Matrix<Real> load_matrix(const core::Rows& from, DType dtype, std::int64_t head, std::int64_t rows,
                          std::int64_t columns) {
@@ -59,16 +87,12 @@ Matrix<Real> load_matrix(const core::Rows& from, DType dtype, std::int64_t head,
 
 // These rows of one head; zeros for those below 0, which are not read.
 template <class Real>
-Matrix<Real> load_rows(const core::Rows& from, DType dtype, std::int64_t head,
+Matrix<Real> load_rows(const CachedRows& from, std::int64_t head,
                        const std::vector<std::int64_t>& rows, std::int64_t columns) {
   Matrix<Real> out(static_cast<std::int64_t>(rows.size()), columns);
-  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
   for (std::int64_t i = 0; i < out.rows; ++i) {
-    if (rows[static_cast<std::size_t>(i)] < 0) continue;
-    const std::byte* row = from.row(rows[static_cast<std::size_t>(i)], head);
-    for (std::int64_t c = 0; c < columns; ++c) {
-      out[i][c] = static_cast<Real>(core::load_element(row + c * bytes, dtype));
-    }
+    const std::int64_t row = rows[static_cast<std::size_t>(i)];
+    if (row >= 0) from.load(row, head, columns, out[i]);
   }
   return out;
 }

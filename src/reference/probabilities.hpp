@@ -69,8 +69,8 @@ struct Head {
         order(o),
         head(h),
         q(load_matrix<Real>(s.q, p.dtype, h, s.length_q, p.head_dim)),
-        k(load_matrix<Real>(s.k, p.dtype, head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim)),
-        v(load_matrix<Real>(s.v, p.dtype, head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim_v)),
+        k(load_matrix<Real>(rows_of_k(), head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim)),
+        v(load_matrix<Real>(rows_of_v(), head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim_v)),
         k_transposed(transposed(k)),
         dropped(core::with_state(p.dropout, in.rng_state)),
         places(at) {}
@@ -82,11 +82,19 @@ struct Head {
     const core::KeyList list = core::key_list(problem, inputs, sequence, i, head_k());
     listed.clear();
     for (std::int64_t j = 0; j < list.count; ++j) listed.push_back(list.key(j));
-    k = load_rows<Real>(sequence.k, problem.dtype, head_k(), listed, problem.head_dim);
-    v = load_rows<Real>(sequence.v, problem.dtype, head_k(), listed, problem.head_dim_v);
+    k = load_rows<Real>(rows_of_k(), head_k(), listed, problem.head_dim);
+    v = load_rows<Real>(rows_of_v(), head_k(), listed, problem.head_dim_v);
     k_transposed = transposed(k);
   }
 
+  CachedRows rows_of_k() const {
+    return {sequence.k, core::type_of_k(problem),
+            core::Scales(problem, inputs, inputs.scale_k, sequence.batch), rounding.operands};
+  }
+  CachedRows rows_of_v() const {
+    return {sequence.v, core::type_of_v(problem),
+            core::Scales(problem, inputs, inputs.scale_v, sequence.batch), rounding.operands};
+  }
   std::int64_t head_k() const { return head / (problem.heads_q / problem.heads_k); }
   std::int64_t keys() const { return k.rows; }
   // The own index of the j-th key.

@@ -43,7 +43,9 @@ bool is_shape(std::string_view token) {
   const bool is_size =
       std::find(kSizes.begin(), kSizes.end(), token.substr(0, digits)) != kSizes.end() &&
       token.find_first_not_of("0123456789", digits) == std::string_view::npos;
-  return is_size || is_dtype(token) || token == "packed" || token == "packedq" ||
+  const bool is_cache_type =
+      token.starts_with("k(") || token.starts_with("v(") || token.starts_with("kv(");
+  return is_size || is_cache_type || is_dtype(token) || token == "packed" || token == "packedq" ||
          token == "packedk" || token == "pagedprefix";
 }
 
@@ -160,8 +162,16 @@ class Reader {
     layout_q_ = packed_q ? Layout::packed : Layout::dense;
     layout_k_ = paged ? Layout::paged : packed_k ? Layout::packed : Layout::dense;
     inputs.q = heads_tensor("--q", options_.q, layout_q_, result_.batchless_q);
-    inputs.k = heads_tensor("--k", options_.k, layout_k_, result_.batchless_k);
-    inputs.v = heads_tensor("--v", options_.v, layout_k_, result_.batchless_v);
+    // Caches in types of their own (--problem "kv(q8_0)") are not converted, and may be of bytes.
+    const auto has_type = [&](std::string_view of) {
+      return std::any_of(user_tokens_.begin(), user_tokens_.end(), [&](const std::string& token) {
+        return token.starts_with("kv(") || token.starts_with(of);
+      });
+    };
+    inputs.k = heads_tensor("--k", options_.k, layout_k_, result_.batchless_k, has_type("k("));
+    inputs.v = heads_tensor("--v", options_.v, layout_k_, result_.batchless_v, has_type("v("));
+    inputs.scale_k = optional_input("scale_k", "");
+    inputs.scale_v = optional_input("scale_v", "");
     if (!options_.backward) {
       if (!options_.d_o.empty()) refuse("--d-o", options_.d_o, "--d-o beside --backward");
       if (!options_.d_lse.empty()) refuse("--d-lse", options_.d_lse, "--d-lse beside --backward");
@@ -182,7 +192,7 @@ class Reader {
 
   // A tensor laid out as Q or K, in the dtype asked for; a batch of one where it has none.
   Tensor heads_tensor(std::string_view option, const std::string& from, Layout layout,
-                      bool& batchless) {
+                      bool& batchless, bool own_type = false) {
     Tensor t = source(option, from);
     const std::string_view accepted = layout == Layout::packed ? "[total, heads, head_dim] (packed)"
                                       : layout == Layout::paged
@@ -192,8 +202,10 @@ class Reader {
     const bool rank_fits =
         (t.rank == 3 && layout != Layout::paged) || (t.rank == 4 && layout != Layout::packed);
     if (!rank_fits) refuse(option, to_string(t), accepted);
-    if (!is_floating(t.dtype)) refuse(option, to_string(t), "f32, bf16, f16 or f64");
-    if (!options_.dtype.empty()) {
+    if (!own_type && !is_floating(t.dtype)) {
+      refuse(option, to_string(t), "f32, bf16, f16 or f64, and u8 of a cache as by kv(q8_0)");
+    }
+    if (!own_type && !options_.dtype.empty()) {
       const DType dtype = parse_dtype(options_.dtype);
       if (dtype != t.dtype) t = keep(io::convert(t, dtype));
     }

@@ -7,6 +7,7 @@
 #include <random>
 #include <span>
 
+#include "core/cached_rows.hpp"
 #include "core/problem/dropout_state.hpp"
 #include "core/problem/key_list.hpp"
 
@@ -75,6 +76,8 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   inputs_.q = (q_ = queries(inputs.q)).tensor();
   inputs_.k = (k_ = gather_keys(sequence_.k, inputs.k)).tensor();
   inputs_.v = (v_ = gather_keys(sequence_.v, inputs.v)).tensor();
+  if (inputs.scale_k.given()) inputs_.scale_k = (scale_k_ = gather_scales(inputs.scale_k)).tensor();
+  if (inputs.scale_v.given()) inputs_.scale_v = (scale_v_ = gather_scales(inputs.scale_v)).tensor();
   inputs_.buffers = inputs.buffers;
   if (whole.key_list > 0) inputs_.key_list = (key_list_ = key_list()).tensor();
   if (whole.sink) {
@@ -127,6 +130,14 @@ io::Array SampledProblem::gather_keys(const core::Rows& rows, const Tensor& tens
     std::memcpy(at, rows.row(key, sample_.head_k), bytes);
     at += bytes;
   }
+  return result;
+}
+
+io::Array SampledProblem::gather_scales(const Tensor& scale) const {
+  const core::Scales scales(whole_, whole_inputs_, scale, sample_.batch);
+  io::Array result(DType::f32, std::array{std::int64_t{1}, problem_.seqlen_k, std::int64_t{1}});
+  auto* at = static_cast<float*>(result.tensor().data);
+  for (const std::int32_t key : values(key_positions_)) *at++ = scales.at(key, sample_.head_k);
   return result;
 }
 

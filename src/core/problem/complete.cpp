@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "attn/run.hpp"
+#include "core/cache_type.hpp"
 #include "core/validate/argument_check.hpp"
 #include "core/validate/validate.hpp"
 #include "core/validate/validate_parts.hpp"
@@ -49,6 +50,13 @@ void fill_longest(const ArgumentCheck& check, char side, std::int64_t& seqlen, s
                     side, name, to_string(cu_seqlens)));
   }
   fill(seqlen, longest);
+}
+
+// From the last dimension of V, which counts bytes where its type has blocks.
+void fill_head_dim_v(Problem& p, std::int64_t size) {
+  const std::int64_t of_block = row_size(core::type_of_v(p), core::kCacheBlock);
+  const bool blocked = core::is_blocked(core::type_of_v(p));
+  fill(p.head_dim_v, blocked ? size / of_block * core::kCacheBlock : size);
 }
 
 void fill_q(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
@@ -137,7 +145,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   }
   p.dtype = inputs.q.dtype;
   fill(p.head_dim, inputs.q.shape[inputs.q.rank - 1]);
-  fill(p.head_dim_v, inputs.v.shape[inputs.v.rank - 1]);
+  fill_head_dim_v(p, inputs.v.shape[inputs.v.rank - 1]);
   fill_q(check, p, inputs);
   fill_k(check, p, inputs);
   fill_prefix(check, p, inputs);

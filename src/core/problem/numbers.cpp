@@ -19,7 +19,9 @@ ProblemNumbers numbers_of(const Problem& p) noexcept {
           static_cast<std::uint64_t>(DType{p.dtype}) | static_cast<std::uint64_t>(p.layout_q) << 8 |
               static_cast<std::uint64_t>(p.layout_k) << 16 | std::uint64_t{p.sink} << 24 |
               std::uint64_t{p.softmax_scale.has_value()} << 25 |
-              std::uint64_t{p.dropout.rng_state} << 26 | std::uint64_t{p.paged_prefix} << 27,
+              std::uint64_t{p.dropout.rng_state} << 26 | std::uint64_t{p.paged_prefix} << 27 |
+              static_cast<std::uint64_t>(p.type_k) << 32 |
+              static_cast<std::uint64_t>(p.type_v) << 40,
           std::bit_cast<std::uint64_t>(p.softmax_scale.value_or(0)),
           std::bit_cast<std::uint64_t>(p.dropout.probability)};
 }

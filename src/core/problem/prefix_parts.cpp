@@ -114,6 +114,8 @@ Tensor shared_rows(const Tensor& t, std::int64_t batch, std::int64_t first, std:
 // Puts keys [first, first + keys) of the prefix into K and V, for `batch` sequences.
 void take_keys(const Problem& problem, const Inputs& inputs, std::int64_t batch, std::int64_t first,
                std::int64_t keys, Inputs& to) {
+  to.scale_k = inputs.scale_k;  // beside prefix_k of rank 1 (validate_inputs.cpp)
+  to.scale_v = inputs.scale_v;
   if (problem.paged_prefix) {
     to.k = inputs.k;
     to.v = inputs.v;

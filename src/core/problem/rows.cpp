@@ -115,6 +115,14 @@ Rows rows_like_k(const Problem& problem, const Inputs& inputs, const Tensor& ten
   return rows_of(tensor, cu_seqlens(problem.layout_k, inputs.cu_seqlens_k), batch);
 }
 
+Rows rows_of_scales(const Problem& problem, const Inputs& inputs, const Tensor& scale,
+                    std::int64_t batch) {
+  if (problem.layout_k != Layout::paged) return rows_like_k(problem, inputs, scale, batch);
+  Rows rows = paged_rows(problem, inputs, scale, batch);
+  if (problem.seqlen_prefix > 0) add_prefix(problem, inputs, scale, rows);
+  return rows;
+}
+
 Rows lse_rows(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch) {
   const std::int64_t bytes = element_bytes(lse);
   if (problem.layout_q == Layout::packed) {  // [heads_q, total_q]

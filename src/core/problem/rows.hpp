@@ -90,6 +90,11 @@ Rows rows_like_q(const Problem& problem, const Inputs& inputs, const Tensor& ten
 Rows rows_like_k(const Problem& problem, const Inputs& inputs, const Tensor& tensor,
                  std::int64_t batch);
 
+// Rows of K, or of V, of sequence `batch` of a tensor of scales laid out as K is, but for head_dim:
+// one element a row and head. With a prefix its scales stand in the same pages.
+Rows rows_of_scales(const Problem& problem, const Inputs& inputs, const Tensor& scale,
+                    std::int64_t batch);
+
 // Where a tensor laid out as LSE holds element (query, head) of sequence `batch`: row(query, head).
 Rows lse_rows(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch);
 

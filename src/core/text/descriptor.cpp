@@ -71,7 +71,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 30>& kinds();
+  static const std::array<Kind, 33>& kinds();
 
   void take(std::string_view text) {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -125,6 +125,17 @@ class Parser {
     once("dtype");
     problem_.dtype = parse_dtype(token_.text);
   }
+
+  void cache_type(std::initializer_list<std::pair<std::string_view, CacheType*>> fields) {
+    const std::string_view type = token_.parenthesised("a type of caches, as in kv(q8_0)");
+    for (const auto& [field, to] : fields) {
+      once(field);
+      *to = parse_cache_type(type);
+    }
+  }
+  void read_k() { cache_type({{"type_k", &problem_.type_k}}); }
+  void read_v() { cache_type({{"type_v", &problem_.type_v}}); }
+  void read_kv() { cache_type({{"type_k", &problem_.type_k}, {"type_v", &problem_.type_v}}); }
 
   void read_packed() {
     token_.take_no_value();
@@ -257,8 +268,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 30>& Parser::kinds() {
-  static const std::array<Kind, 30> kKinds{{
+const std::array<Parser::Kind, 33>& Parser::kinds() {
+  static const std::array<Kind, 33> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -273,6 +284,9 @@ const std::array<Parser::Kind, 30>& Parser::kinds() {
       {"f32", "f32", &Parser::read_dtype},
       {"bf16", "bf16", &Parser::read_dtype},
       {"f16", "f16", &Parser::read_dtype},
+      {"k", "k(<type>)", &Parser::read_k},
+      {"v", "v(<type>)", &Parser::read_v},
+      {"kv", "kv(<type>)", &Parser::read_kv},
       {"packed", "packed", &Parser::read_packed},
       {"packedq", "packedq", &Parser::read_packed},
       {"packedk", "packedk", &Parser::read_packed},

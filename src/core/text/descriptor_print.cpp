@@ -182,6 +182,15 @@ std::string to_string(const Problem& problem) {
   if (packed_q || packed_k) put(packed_q && packed_k ? "packed" : packed_q ? "packedq" : "packedk");
   if (problem.layout_k == Layout::paged) put("paged", problem.page_size);
   if (problem.paged_prefix) put("pagedprefix");
+  const auto put_type = [&](std::string_view token, CacheType type) {
+    if (type != CacheType::as_q) tokens.push_back(fmt::format("{}({})", token, name(type)));
+  };
+  if (problem.type_k == problem.type_v) {
+    put_type("kv", problem.type_k);
+  } else {
+    put_type("k", problem.type_k);
+    put_type("v", problem.type_v);
+  }
   if (problem.key_list != 0) put("list", problem.key_list);
   if (problem.sink) put("sink");
   if (problem.dropout.probability != 0) put("dropout", problem.dropout.probability);

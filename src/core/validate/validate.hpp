@@ -36,7 +36,8 @@ void validate_options(const Problem& problem, Phase phase, const PlanOptions& op
                       const Context& context);
 // The plan is one that make_plan gave, of this phase, and still of its backend.
 void validate_plan(const Plan& plan, Phase phase);
-// Paged K, V, lists of keys and shared prefixes have no backward pass. Throws Error(unsupported).
+// Paged K, V, caches in types of their own, lists of keys and shared prefixes have no backward
+// pass. Throws Error(unsupported).
 void refuse_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
 // reads. open: a size of 0 stands for what is bound later.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/cache_type.hpp"
 #include "core/expr/build.hpp"
 #include "core/text/echo.hpp"
 #include "core/validate/validate_parts.hpp"
@@ -90,6 +91,38 @@ void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, c
   check.aligned(label, t);
 }
 
+// As shape_like_k, without the last dimension.
+Shape shape_of_scales(const Problem& p, std::int64_t rows) {
+  if (p.layout_k == Layout::packed) return {rows, p.heads_k};
+  if (p.layout_k == Layout::paged) return {rows, p.page_size, p.heads_k};
+  return {p.batch, p.seqlen_k, p.heads_k};
+}
+
+// Scales of a type that has some: of all keys and heads, or of fewer by rank 1.
+void check_scale(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
+                 std::string_view name, const Tensor& t, std::string_view field, CacheType type) {
+  if (!t.given()) return;
+  if (!is_scaled(type)) {
+    check.refuse(fmt::format("{} is {} and {} is {}; accepted with e4m3 and i8 alone", name,
+                             to_string(t), field, attn::name(type)));
+  }
+  check.view(name, t);
+  if (t.rank == 1) {
+    if (t.dtype != DType::f32 || (t.shape[0] != 1 && t.shape[0] != p.heads_k)) {
+      check.refuse(
+          fmt::format("{} is {}; accepted of rank 1 are f32[1] and f32[heads_k], heads_k "
+                      "being {}",
+                      name, to_string(t), p.heads_k));
+    }
+    return;
+  }
+  if (p.seqlen_prefix > 0 && !p.paged_prefix) {
+    check.refuse(fmt::format("{} is {}; accepted beside prefix_k are f32[1] and f32[heads_k]", name,
+                             to_string(t)));
+  }
+  check.tensor(name, t, DType::f32, shape_of_scales(p, inputs.k.shape[0]));
+}
+
 // Whether the prefix is there where the problem has one; its pages are checked with those of K.
 void check_prefix(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
   const bool is_given = inputs.prefix_k.given() || inputs.prefix_v.given();
@@ -100,9 +133,11 @@ void check_prefix(const ArgumentCheck& check, const Problem& p, const Inputs& in
     check.not_given("prefix_v", inputs.prefix_v, why);
     return;
   }
-  check.tensor("prefix_k", inputs.prefix_k, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim});
+  check.tensor("prefix_k", inputs.prefix_k, storage_dtype(type_of_k(p)),
+               {p.seqlen_prefix, p.heads_k, row_size(type_of_k(p), p.head_dim)});
   check.contiguous_rows("prefix_k", inputs.prefix_k);
-  check.tensor("prefix_v", inputs.prefix_v, p.dtype, {p.seqlen_prefix, p.heads_k, p.head_dim_v});
+  check.tensor("prefix_v", inputs.prefix_v, storage_dtype(type_of_v(p)),
+               {p.seqlen_prefix, p.heads_k, row_size(type_of_v(p), p.head_dim_v)});
   check.contiguous_rows("prefix_v", inputs.prefix_v);
 }
 
@@ -176,10 +211,15 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
                                            std::pmr::memory_resource& memory) {
   check.tensor("q", inputs.q, p.dtype, shape_like_q(p, kAnySize, p.head_dim));
   check.contiguous_rows("q", inputs.q);
-  check.tensor("k", inputs.k, p.dtype, shape_like_k(p, kAnySize, p.head_dim));
+  const CacheType type_k = type_of_k(p), type_v = type_of_v(p);
+  check.tensor("k", inputs.k, storage_dtype(type_k),
+               shape_like_k(p, kAnySize, row_size(type_k, p.head_dim)));
   check.contiguous_rows("k", inputs.k);
-  check.tensor("v", inputs.v, p.dtype, shape_like_k(p, inputs.k.shape[0], p.head_dim_v));
+  check.tensor("v", inputs.v, storage_dtype(type_v),
+               shape_like_k(p, inputs.k.shape[0], row_size(type_v, p.head_dim_v)));
   check.contiguous_rows("v", inputs.v);
+  check_scale(check, p, inputs, "scale_k", inputs.scale_k, "type_k", type_k);
+  check_scale(check, p, inputs, "scale_v", inputs.scale_v, "type_v", type_v);
   check_prefix(check, p, inputs);
   check_sequences(check, p, inputs);
   check_key_list(check, p, inputs);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/made_for.hpp"
 #include "core/text/echo.hpp"
 #include "core/validate/enumerator.hpp"
@@ -65,6 +66,12 @@ void refuse_backward(const Problem& problem) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("key_list is {}; accepted by backward is 0, no lists (problem {})",
                             problem.key_list, echo(problem)));
+  }
+  if (has_own_types(problem)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("type_k is {} and type_v is {}; accepted by backward is as_q (problem "
+                            "{})",
+                            name(problem.type_k), name(problem.type_v), echo(problem)));
   }
   if (problem.layout_k != Layout::paged) return;
   throw Error(

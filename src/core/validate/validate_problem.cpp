@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/text/echo.hpp"
 #include "core/validate/argument_check.hpp"
 #include "core/validate/validate.hpp"
@@ -87,6 +88,26 @@ void check_layouts(const ArgumentCheck& check, const Problem& p) {
   }
 }
 
+void check_cache_type(const ArgumentCheck& check, const Problem& p, std::string_view field,
+                      CacheType type, std::int64_t dim) {
+  if (name(type) == "unknown") {
+    check.refuse(fmt::format("{} is {}; accepted are the types of cache_type.hpp", field,
+                             static_cast<int>(type)));
+  }
+  const bool f64 = p.dtype == DType::f64;
+  if (type != CacheType::as_q && f64 != (type == CacheType::f64)) {
+    check.refuse(
+        fmt::format("{} is {} and dtype is {}; accepted are {}", field, name(type), name(p.dtype),
+                    f64 ? "as_q and f64" : "as_q, f32, bf16, f16, e4m3, i8, q8_0 and q4_0"));
+  }
+  if (is_blocked(type) && dim % kCacheBlock != 0) {
+    check.refuse(
+        fmt::format("{} is {}, of blocks of {} elements, and the head size is {}; accepted "
+                    "are multiples of {}",
+                    field, name(type), kCacheBlock, dim, kCacheBlock));
+  }
+}
+
 void check_expressions(const ArgumentCheck& check, const Problem& p) {
   using attn::expr::Op;
   using attn::expr::Type;
@@ -119,6 +140,8 @@ void validate_problem(const Problem& problem) {
   check_layouts(check, problem);
   check_sizes(check, problem);
   check_products(check, problem);
+  check_cache_type(check, problem, "type_k", problem.type_k, problem.head_dim);
+  check_cache_type(check, problem, "type_v", problem.type_v, problem.head_dim_v);
   if (problem.softmax_scale && !std::isfinite(*problem.softmax_scale)) {
     check.refuse(
         fmt::format("softmax_scale is {}; accepted are finite numbers", *problem.softmax_scale));

@@ -214,9 +214,9 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
   }
   a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
   block.q_apart = block.do_apart = 0;
-  if (may_hide()) {
-    block.q_apart = a_.ops.nonfinite_rows(q, count, a_.dim, a_.problem.dtype);
-    block.do_apart = a_.ops.nonfinite_rows(d_o, count, a_.dim_v, a_.problem.dtype);
+  if (may_hide()) {  // Q and dO are of the type of K and V
+    block.q_apart = a_.ops.nonfinite_rows(q, count, a_.dim, a_.type_k);
+    block.do_apart = a_.ops.nonfinite_rows(d_o, count, a_.dim_v, a_.type_v);
     for_each_bit(block.q_apart, count, [&](int r) { q[r] = nullptr; });
     for_each_bit(block.do_apart, count, [&](int r) { d_o[r] = nullptr; });
   }
@@ -328,14 +328,14 @@ void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int 
     k[j] = sequence.k.row(key0 + j, head_k);
     v[j] = sequence.v.row(key0 + j, head_k);
   }
-  const DType dtype = a_.problem.dtype;
+  const CacheType type = a_.type_k;  // backward has one type of all
   block.key0 = key0;
   block.keys = keys;
-  block.k_apart = may_hide() ? a_.ops.nonfinite_rows(k, keys, a_.dim, dtype) : 0;
+  block.k_apart = may_hide() ? a_.ops.nonfinite_rows(k, keys, a_.dim, type) : 0;
   for_each_bit(block.k_apart, keys, [&](int j) { k[j] = nullptr; });
-  a_.ops.pack_k(k, keys, a_.dim, dtype, block.k);
-  if (k_pairs != nullptr) a_.ops.pack_v(k, keys, a_.dim, dtype, k_pairs);
-  a_.ops.pack_k(v, keys, a_.dim_v, dtype, block.v);
+  a_.ops.pack_k(k, keys, a_.dim, type, nullptr, block.k);
+  if (k_pairs != nullptr) a_.ops.pack_v(k, keys, a_.dim, type, nullptr, k_pairs);
+  a_.ops.pack_k(v, keys, a_.dim_v, type, nullptr, block.v);
 }
 
 const std::byte* GradientContext::key_row(const GradientTile& tile, int key) const {
@@ -346,7 +346,8 @@ const std::byte* GradientContext::key_row(const GradientTile& tile, int key) con
 void GradientContext::add_keys_apart(const KeyBlock& keys, const GradientTile& tile,
                                      float* dq_t) const {
   for_each_bit(keys.k_apart, keys.keys, [&](int j) {
-    add_outer(a_, tile.t->ds + j * a_.ops.rows, key_row(tile, keys.key0 + j), a_.dim, dq_t);
+    add_outer(a_, tile.t->ds + j * a_.ops.rows, key_row(tile, keys.key0 + j), a_.dim, a_.type_k, 1,
+              dq_t);
   });
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/tensor/element.hpp"
+#include "core/cached_rows.hpp"
 #include "cpu/nonfinite.hpp"
 
 namespace attn::cpu {
@@ -15,10 +15,25 @@ void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadS
   const std::byte* row[kMaxRows];
   for (int r = 0; r < count; ++r)
     row[r] = sequence.q.row(state.block.query[r], state.block.head[r]);
-  a.ops.pack_k(row, count, a.dim, a.problem.dtype, state.q);
+  a.ops.pack_k(row, count, a.dim, core::cache_type(a.problem.dtype), nullptr, state.q);
   for (int i = 0; i < count * leading_dim(a.dim); ++i) state.q[i] *= a.q_scale();
   std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
   std::fill_n(state.s, kBlockK * kMaxDecodeRows, 0.0f);  // lanes without a row
+}
+
+// Scores or P of a block times the scales of K or V, which multiply all elements of a row: so they
+// need not multiply each. keep_zeros: 0, as of a key that a row does not see, whatever the scale.
+void scale_scores(const Attention& a, const Tensor& scales, const core::Sequence& sequence,
+                  int head_k, int key0, int keys, bool keep_zeros, HeadState& state) {
+  float scale[kBlockK];
+  if (a.scales(scales, sequence, head_k, key0, keys, scale) == nullptr) return;
+  const int stride = decode_row_stride(state.block.count);
+  for (int j = 0; j < keys; ++j) {
+    for (int r = 0; r < state.block.count; ++r) {
+      float& x = state.s[j * stride + r];
+      if (x != 0 || !keep_zeros) x *= scale[j];
+    }
+  }
 }
 
 // What stands in for a value that is set apart (nonfinite.hpp).
@@ -58,12 +73,11 @@ void soften(const Attention& a, int key0, int keys, expr::Coverage coverage, Hea
 
 // o[r] += weight[r] v where the weight is not 0.
 void add_value(const Attention& a, const float* weight, int count, const std::byte* v, float* o) {
-  const auto size = static_cast<std::ptrdiff_t>(size_of(a.problem.dtype));
   for (int r = 0; r < count; ++r) {
     if (weight[r] == 0) continue;
     for (int d = 0; d < a.dim_v; ++d) {
       o[r * leading_dim(a.dim_v) + d] +=
-          weight[r] * static_cast<float>(core::load_element(v + d * size, a.problem.dtype));
+          weight[r] * static_cast<float>(core::cached_element(v, d, a.type_v));
     }
   }
 }
@@ -72,15 +86,14 @@ void add_value(const Attention& a, const float* weight, int count, const std::by
 void accumulate(const Attention& a, const std::byte* const* v, const std::byte* const* ahead,
                 int keys, const float* p, const float* alpha, HeadState& state) {
   const int count = state.block.count;
-  const DType dtype = a.problem.dtype;
   if (!state.hides_keys) {
-    return a.ops.decode_accumulate(p, count, v, ahead, keys, a.dim_v, dtype, alpha, state.o);
+    return a.ops.decode_accumulate(p, count, v, ahead, keys, a.dim_v, a.type_v, alpha, state.o);
   }
-  const std::uint64_t apart = a.ops.nonfinite_rows(v, keys, a.dim_v, dtype);
+  const std::uint64_t apart = a.ops.nonfinite_rows(v, keys, a.dim_v, a.type_v);
   const std::byte* finite[kDecodeKeys];
   std::copy_n(v, keys, finite);
   for_each_bit(apart, keys, [&](int j) { finite[j] = kZeroRow; });
-  a.ops.decode_accumulate(p, count, finite, ahead, keys, a.dim_v, dtype, alpha, state.o);
+  a.ops.decode_accumulate(p, count, finite, ahead, keys, a.dim_v, a.type_v, alpha, state.o);
   for_each_bit(apart, keys, [&](int j) {
     add_value(a, p + j * decode_row_stride(count), count, v[j], state.o);
   });
@@ -164,8 +177,8 @@ void FewRowsScratch::carve(Carver& c) {
 }
 
 std::int64_t most_heads_per_group(const Problem& p) {
-  const std::int64_t block_bytes = std::int64_t{kBlockK} * (p.head_dim + p.head_dim_v) *
-                                   static_cast<std::int64_t>(size_of(p.dtype));
+  const std::int64_t block_bytes = kBlockK * (core::row_bytes(core::type_of_k(p), p.head_dim) +
+                                              core::row_bytes(core::type_of_v(p), p.head_dim_v));
   return std::clamp<std::int64_t>(kHeadGroupBytes / block_bytes, 1, p.heads_k);
 }
 
@@ -188,7 +201,6 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
   // The alpha of all keys of a block but the first ones, whose own alpha rescales the sums so far.
   constexpr float kOnes[kMaxDecodeRows] = {1, 1, 1, 1, 1, 1, 1, 1};
   TileScratch& t = s.tile;
-  const DType dtype = a.problem.dtype;
   for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
   std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
   expr::Tile rows = s.head[0].block.tile;
@@ -200,17 +212,23 @@ void attend_few_rows(const Attention& a, const core::Sequence& sequence, int hea
         const core::Rows& v = sequence.v;
         const BlockRows k_rows(k, head_first, key0, keys, v, key0, range.end);
         k_rows.visit(
-            heads, a.dim * size_of(dtype),
+            heads, core::row_bytes(a.type_k, a.dim),
             [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
               const HeadState& state = s.head[h];
               const int count = state.block.count;
-              a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, dtype,
+              a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, a.type_k,
                                   state.s + key * decode_row_stride(count));
             });
-        for (int h = 0; h < heads; ++h) soften(a, key0, keys, coverage, s.head[h], t);
+        for (int h = 0; h < heads; ++h) {
+          const int head = head_first + h;
+          HeadState& state = s.head[h];
+          scale_scores(a, a.inputs.scale_k, sequence, head, key0, keys, false, state);
+          soften(a, key0, keys, coverage, state, t);
+          scale_scores(a, a.inputs.scale_v, sequence, head, key0, keys, state.hides_keys, state);
+        }
         const BlockRows v_rows(v, head_first, key0, keys, k, key0 + keys, range.end);
         v_rows.visit(
-            heads, a.dim_v * size_of(dtype),
+            heads, core::row_bytes(a.type_v, a.dim_v),
             [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
               HeadState& state = s.head[h];
               accumulate(a, row, ahead, n, state.s + key * decode_row_stride(state.block.count),

@@ -1,6 +1,7 @@
 // FlashAttention-2, algorithm 1 (Dao 2023), over keys by list (Problem::key_list): the query heads
 // of a K, V head that share a query are Q blocks, and the rows of K and V that the query's list
 // names are gathered block by block, in the order of the list.
+#include <cmath>
 #include <limits>
 
 #include "cpu/forward/forward.hpp"
@@ -29,20 +30,37 @@ void modify(const Attention& a, const QueryBlock& q, const ListedKeys& keys, Til
   }
 }
 
+// scale[j] <- the scale of entry j, 1 where it has no key; null where there are none.
+const float* listed_scales(const Attention& a, const Tensor& of, const core::Sequence& sequence,
+                           int head_k, const ListedKeys& keys, float* scale) {
+  if (!of.given()) return nullptr;
+  const core::Scales scales(a.problem, a.inputs, of, sequence.batch);
+  for (int j = 0; j < keys.count; ++j) {
+    scale[j] = keys.key[j] < 0 ? 1.0f : scales.at(keys.key[j], head_k);
+  }
+  return scale;
+}
+
 // m, l and the unnormalised O of the Q blocks, all of one query, take in those keys.
 void attend_keys(const Attention& a, const core::Sequence& sequence, int head_k,
                  const ListedKeys& keys, int blocks, GroupScratch& s) {
   const std::byte* row[kBlockK];
+  float scale_k[kBlockK], scale_v[kBlockK];
   keys.find(sequence.k, head_k, row);
-  a.ops.pack_k(row, keys.count, a.dim, a.problem.dtype, s.keys.k);
+  a.ops.pack_k(row, keys.count, a.dim, a.type_k,
+               listed_scales(a, a.inputs.scale_k, sequence, head_k, keys, scale_k), s.keys.k);
   keys.find(sequence.v, head_k, row);
+  const float* const scales_v = listed_scales(a, a.inputs.scale_v, sequence, head_k, keys, scale_v);
   // P may be 0 where a key is hidden or K gives a score of -inf: rows of V that are not finite are
   // added apart (nonfinite.hpp).
-  const std::uint64_t apart = a.ops.nonfinite_rows(row, keys.count, a.dim_v, a.problem.dtype);
+  std::uint64_t apart = a.ops.nonfinite_rows(row, keys.count, a.dim_v, a.type_v);
+  for (int j = 0; scales_v != nullptr && j < keys.count; ++j) {
+    apart |= std::uint64_t{!std::isfinite(scales_v[j])} << j;
+  }
   const std::byte* packed[kBlockK];
   std::copy_n(row, keys.count, packed);
-  for_each_bit(apart, keys.count, [&](int j) { packed[j] = kNoKey; });
-  a.ops.pack_v(packed, keys.count, a.dim_v, a.problem.dtype, s.keys.v);
+  for_each_bit(apart, keys.count, [&](int j) { packed[j] = nullptr; });
+  a.ops.pack_v(packed, keys.count, a.dim_v, a.type_v, scales_v, s.keys.v);
   for (int first = 0; first < blocks; first += a.ops.q_blocks) {
     const int tiles = std::min(a.ops.q_blocks, blocks - first);
     ScoreTile scores[kMaxRegisterBlocks];
@@ -66,7 +84,8 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_k,
         for (int r = 0; r < a.ops.rows; ++r) {
           weight[r] = operand_element(a, output[i].p, j, r);
         }
-        add_outer(a, weight, row[j], a.dim_v, output[i].o_t);
+        add_outer(a, weight, row[j], a.dim_v, a.type_v, scales_v == nullptr ? 1.0f : scales_v[j],
+                  output[i].o_t);
       }
     });
   }

@@ -18,7 +18,7 @@ static constexpr TileOps bf16_ops() {
   ops.scores = scores<Bf16Operand>;
   ops.softmax = softmax_bf16;
   ops.accumulate = accumulate<Bf16Operand>;
-  ops.pack_rows = pack_v_bf16;
+  ops.pack_rows = pack_weighted_rows_bf16;
   ops.round_gradients = round_gradients;
   ops.accumulate_rows = accumulate_rows<Bf16Operand>;
   ops.product = product_bf16();

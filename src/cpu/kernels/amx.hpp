@@ -85,30 +85,26 @@ ATTN_INLINE void add_products(const std::byte* a, std::ptrdiff_t stride, const s
 }
 
 // k [keys][dim]; zero up to a multiple of kTileDepth keys, so that padding never holds a NaN.
-static void pack_k_amx(const std::byte* const* row, int keys, int dim, DType, void* k) {
+static void pack_k_amx(const std::byte* const* row, int keys, int dim, CacheType source,
+                       const float* scale, void* k) {
   const std::size_t bytes = 2 * static_cast<std::size_t>(dim);
   std::byte* out = static_cast<std::byte*>(k);
   int j = 0;
   for (; j < keys; ++j, out += bytes) {
-    if (row[j] == nullptr) {
-      __builtin_memset(out, 0, bytes);
-    } else {
-      __builtin_memcpy(out, row[j], bytes);
-    }
+    pack_row_bf16(row[j], dim, source, scale == nullptr ? 1.0f : scale[j], bytes, out);
   }
   for (; j % kTileDepth != 0; ++j, out += bytes) __builtin_memset(out, 0, bytes);
 }
 
 // v [keys / kTileDepth][dim][kTileDepth keys], zero past the last key.
-static void pack_v_amx(const std::byte* const* row, int keys, int dim, DType, void* v) {
+static void pack_v_amx(const std::byte* const* row, int keys, int dim, CacheType source,
+                       const float* scale, void* v) {
   std::uint32_t* out = static_cast<std::uint32_t*>(v);
   for (int first = 0; first < keys; first += kTileDepth) {
     for (int d0 = 0; d0 < dim; d0 += kLanes) {
       F pairs[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        const int key = first + 2 * i;
-        pairs[i] = bit_cast<F>(load_pairs(key < keys ? row[key] : nullptr,
-                                          key + 1 < keys ? row[key + 1] : nullptr, d0, dim));
+        pairs[i] = bit_cast<F>(load_pairs(row, scale, first + 2 * i, keys, d0, dim, source));
       }
       transpose(pairs);
       for (int d = 0; d < kLanes; ++d) store(out + d * kLanes, bit_cast<U>(pairs[d]));

@@ -22,29 +22,29 @@ struct Bf16Operand {
   ATTN_INLINE F multiply_add(U x, U y, F sum) { return dot_pairs(x, y, sum); }
 };
 
-static void pack_k_bf16(const std::byte* const* row, int keys, int dim, DType, void* k) {
+static void pack_k_bf16(const std::byte* const* row, int keys, int dim, CacheType source,
+                        const float* scale, void* k) {
   const std::size_t ld = 2 * static_cast<std::size_t>(leading_dim(dim));  // bytes
-  const std::size_t used = 2 * static_cast<std::size_t>(dim);
   for (int j = 0; j < keys; ++j) {
-    std::byte* out = static_cast<std::byte*>(k) + static_cast<std::size_t>(j) * ld;
-    if (row[j] == nullptr) {
-      __builtin_memset(out, 0, ld);
-    } else {
-      __builtin_memcpy(out, row[j], used);
-      __builtin_memset(out + used, 0, ld - used);
+    pack_row_bf16(row[j], dim, source, scale == nullptr ? 1.0f : scale[j], ld,
+                  static_cast<std::byte*>(k) + static_cast<std::size_t>(j) * ld);
+  }
+}
+
+static void pack_v_bf16(const std::byte* const* row, int keys, int dim, CacheType source,
+                        const float* scale, void* v) {
+  const int ld = leading_dim(dim);
+  std::uint32_t* out = static_cast<std::uint32_t*>(v);
+  for (int j = 0; j < keys; j += 2) {
+    for (int d = 0; d < ld; d += kLanes) {
+      store(out + j / 2 * ld + d, load_pairs(row, scale, j, keys, d, dim, source));
     }
   }
 }
 
-static void pack_v_bf16(const std::byte* const* row, int keys, int dim, DType, void* v) {
-  const int ld = leading_dim(dim);
-  std::uint32_t* out = static_cast<std::uint32_t*>(v);
-  for (int j = 0; j < keys; j += 2) {
-    const std::byte* odd = j + 1 < keys ? row[j + 1] : nullptr;
-    for (int d = 0; d < ld; d += kLanes) {
-      store(out + j / 2 * ld + d, load_pairs(row[j], odd, d, dim));
-    }
-  }
+static void pack_weighted_rows_bf16(const std::byte* const* row, int count, int dim, DType,
+                                    void* x) {
+  pack_v_bf16(row, count, dim, CacheType::bf16, nullptr, x);
 }
 
 // Pairs (low: even key, high: odd key) of two rows of probabilities.

@@ -28,18 +28,58 @@ static void pack_q_bf16(const std::byte* const* row, int count, int dim, DType, 
   }
 }
 
-// Pairs of dims [d, d + kLanes) of two rows: the low half from `even`, the high half from `odd`; a
-// null row and dims past the end are zero. Loads under a mask: a copy of a varying size is a call.
-ATTN_INLINE U load_pairs(const std::byte* even, const std::byte* odd, int d, int dim) {
+// Elements [d, d + kLanes) of a row as bf16, in the low halves; those past dim and all of a null
+// row are zero. Loads under a mask: a copy of a varying size is a call.
+ATTN_INLINE U load_as_bf16(const std::byte* row, int d, int dim, CacheType source, float scale) {
   const int rest = dim - d;
-  const __mmask16 within = rest >= kLanes
-                               ? __mmask16{0xffff}
-                               : static_cast<__mmask16>((1u << (rest > 0 ? rest : 0)) - 1);
-  const auto half = [&](const std::byte* row) __attribute__((always_inline)) {
-    if (row == nullptr) return U{};
+  if (row == nullptr || rest <= 0) return U{};
+  if (source == CacheType::bf16) {
+    const __mmask16 within =
+        rest >= kLanes ? __mmask16{0xffff} : static_cast<__mmask16>((1u << rest) - 1);
     return bit_cast<U>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(within, row + 2 * d)));
+  }
+  const F x = rest >= kLanes ? load_row(row, d, source) : load_row_part(row, d, rest, source);
+  return widen(to_bf16(x * set1(scale)));
+}
+
+// Pairs of dims [d, d + kLanes) of two rows of bf16, of which either may be null: the low half from
+// `even`, the high half from `odd`.
+ATTN_INLINE U load_pairs(const std::byte* even, const std::byte* odd, int d, int dim) {
+  return load_as_bf16(even, d, dim, CacheType::bf16, 1) |
+         (load_as_bf16(odd, d, dim, CacheType::bf16, 1) << 16);
+}
+
+// out[0, bytes) <- the row as bf16, zero past dim; bytes: 2 dim or up to a whole vector of pairs.
+ATTN_INLINE void pack_row_bf16(const std::byte* row, int dim, CacheType source, float scale,
+                               std::size_t bytes, std::byte* out) {
+  const std::size_t used = 2 * static_cast<std::size_t>(dim);
+  if (row == nullptr) {
+    __builtin_memset(out, 0, bytes);
+  } else if (source == CacheType::bf16) {
+    __builtin_memcpy(out, row, used);
+    __builtin_memset(out + used, 0, bytes - used);
+  } else {
+    int d = 0;
+    for (; d + kLanes <= dim; d += kLanes) {
+      const H x = narrow(load_as_bf16(row, d, dim, source, scale));
+      __builtin_memcpy(out + 2 * d, &x, sizeof(x));
+    }
+    if (d < dim) {
+      const H x = narrow(load_as_bf16(row, d, dim, source, scale));
+      __builtin_memcpy(out + 2 * d, &x, static_cast<std::size_t>(dim - d) * 2);
+    }
+    __builtin_memset(out + used, 0, bytes - used);
+  }
+}
+
+// The same of rows j and j + 1 of `keys`, in any type of caches. scale: of each row; null: 1.
+ATTN_INLINE U load_pairs(const std::byte* const* row, const float* scale, int j, int keys, int d,
+                         int dim, CacheType source) {
+  const auto half = [&](int of) __attribute__((always_inline)) {
+    if (of >= keys) return U{};
+    return load_as_bf16(row[of], d, dim, source, scale == nullptr ? 1.0f : scale[of]);
   };
-  return half(even) | (half(odd) << 16);
+  return half(j) | (half(j + 1) << 16);
 }
 
 }  // namespace attn::cpu::ATTN_ISA

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/tensor.hpp"
+#include "core/cache_type.hpp"
 #include "cpu/kernels/vec.hpp"
 
 namespace attn::cpu::ATTN_ISA {
@@ -128,6 +129,139 @@ ATTN_INLINE F load_row_part(const std::byte* row, int i, int count, DType dtype)
   __builtin_memcpy(&h, row + 2 * static_cast<std::ptrdiff_t>(i),
                    static_cast<std::size_t>(count) * 2);
   return dtype == DType::bf16 ? from_bf16(h) : from_f16(h);
+}
+
+// --- Rows of caches (attn/cache_type.hpp), without the scales of Inputs ---
+
+typedef std::uint8_t B __attribute__((vector_size(ATTN_VECTOR_BYTES / 4)));
+
+ATTN_INLINE H widen_bytes(B b) {
+#if ATTN_VECTOR_BYTES == 64
+  return bit_cast<H>(_mm256_cvtepu8_epi16(bit_cast<__m128i>(b)));
+#elif ATTN_VECTOR_BYTES == 32
+  return bit_cast<H>(_mm_cvtepu8_epi16(_mm_set_epi64x(0, bit_cast<long long>(b))));
+#else
+  return __builtin_convertvector(b, H);
+#endif
+}
+
+ATTN_INLINE F from_i8(B b) {
+#if ATTN_VECTOR_BYTES == 64
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bit_cast<__m128i>(b)));
+#elif ATTN_VECTOR_BYTES == 32
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, bit_cast<long long>(b))));
+#else
+  const I x = bit_cast<I>(widen(widen_bytes(b)) << 24) >> 24;
+  return __builtin_convertvector(x, F);
+#endif
+}
+
+// Moved into f16's fields an e4m3 number is 2^8 times too small (bias 15 - 7), subnormals included.
+// NaN, all of whose magnitude bits are set, would be 480.
+ATTN_INLINE F from_e4m3(B b) {
+  const H h = widen_bytes(b);
+  const H magnitude = h & 0x7f;
+  const H bits = magnitude << 7 | (h & 0x80) << 8;
+  return from_f16(magnitude == 0x7f ? H{} + 0x7e00 : bits) * set1(0x1p8f);
+}
+
+ATTN_INLINE float scale_of_block(const std::byte* block) {
+  const auto bits = load_as<std::uint16_t>(block);
+#ifdef __F16C__
+  return _cvtsh_ss(bits);
+#else
+  F f = from_f16(H{} + bits);
+  return f[0];
+#endif
+}
+
+ATTN_INLINE F load_q8_0(const std::byte* row, int i) {
+  const std::byte* const block = row + static_cast<std::ptrdiff_t>(i / 32) * 34;
+  return from_i8(load_as<B>(block + 2 + i % 32)) * set1(scale_of_block(block));
+}
+
+// Lanes do not pass the middle of a block, where nibbles change from lower to upper.
+ATTN_INLINE F load_q4_0(const std::byte* row, int i) {
+  static_assert(16 % kLanes == 0);
+  const std::byte* const block = row + static_cast<std::ptrdiff_t>(i / 32) * 18;
+  const B pairs = load_as<B>(block + 2 + i % 16);
+  const B codes = (i % 32 < 16 ? pairs : pairs >> 4) & 15;
+  return from_i8(codes - 8) * set1(scale_of_block(block));
+}
+
+// The first `count` < kLanes elements from i on; the other lanes are zero and their memory is not
+// touched.
+ATTN_INLINE B load_bytes_part(const std::byte* row, int i, int count) {
+  B b{};
+  __builtin_memcpy(&b, row + i, static_cast<std::size_t>(count));
+  return b;
+}
+
+ATTN_INLINE F load_row(const std::byte* row, int i, CacheType type) {
+  switch (type) {
+    case CacheType::bf16:
+      return load_row(row, i, DType::bf16);
+    case CacheType::f16:
+      return load_row(row, i, DType::f16);
+    case CacheType::e4m3:
+      return from_e4m3(load_as<B>(row + i));
+    case CacheType::i8:
+      return from_i8(load_as<B>(row + i));
+    case CacheType::q8_0:
+      return load_q8_0(row, i);
+    case CacheType::q4_0:
+      return load_q4_0(row, i);
+    case CacheType::as_q:
+    case CacheType::f64:
+    case CacheType::f32:
+      break;
+  }
+  return load_row(row, i, DType::f32);
+}
+
+// The same of fewer elements than lanes, which blocks never ask for: their rows are whole vectors.
+ATTN_INLINE F load_row_part(const std::byte* row, int i, int count, CacheType type) {
+  switch (type) {
+    case CacheType::bf16:
+      return load_row_part(row, i, count, DType::bf16);
+    case CacheType::f16:
+      return load_row_part(row, i, count, DType::f16);
+    case CacheType::e4m3:
+      return from_e4m3(load_bytes_part(row, i, count));
+    case CacheType::i8:
+      return from_i8(load_bytes_part(row, i, count));
+    case CacheType::as_q:
+    case CacheType::f64:
+    case CacheType::f32:
+    case CacheType::q8_0:
+    case CacheType::q4_0:
+      break;
+  }
+  return load_row_part(row, i, count, DType::f32);
+}
+
+// Runs body<type>(). as_q and f64 reach no kernel.
+template <class Body>
+ATTN_INLINE void with_cache_type(CacheType type, const Body& body) {
+  switch (type) {
+    case CacheType::bf16:
+      return body.template operator()<CacheType::bf16>();
+    case CacheType::f16:
+      return body.template operator()<CacheType::f16>();
+    case CacheType::e4m3:
+      return body.template operator()<CacheType::e4m3>();
+    case CacheType::i8:
+      return body.template operator()<CacheType::i8>();
+    case CacheType::q8_0:
+      return body.template operator()<CacheType::q8_0>();
+    case CacheType::q4_0:
+      return body.template operator()<CacheType::q4_0>();
+    case CacheType::as_q:
+    case CacheType::f64:
+    case CacheType::f32:
+      break;
+  }
+  body.template operator()<CacheType::f32>();
 }
 
 // row[i, i + count) <- the first `count` <= kLanes lanes of v.

@@ -80,7 +80,7 @@ inline constexpr int kScoreKeys = kLanes / kGroup < kDecodeKeys ? kLanes / kGrou
 // s[key][row] <- of kGroup rows of q with `keys` keys; k holds kDecodeKeys rows that may be read.
 // kPart: dim is no multiple of kLanes. A function of its own, so that GCC keeps all sums in
 // registers.
-template <int kGroup, DType kSource, bool kPart>
+template <int kGroup, CacheType kSource, bool kPart>
 static __attribute__((noinline)) void decode_scores_group(const float* const* q,
                                                           const std::byte* const* k, int keys,
                                                           int dim, float* s, int stride) {
@@ -129,7 +129,7 @@ static __attribute__((noinline)) void decode_scores_group(const float* const* q,
 
 // The scores of up to kGroup rows with all keys; the last row stands in for those that are not
 // there.
-template <int kGroup, DType kSource>
+template <int kGroup, CacheType kSource>
 ATTN_INLINE void decode_scores_rows(const float* q, int count, const std::byte* const* k, int keys,
                                     int dim, float* s, int stride) {
   const float* q_row[kGroup];
@@ -142,12 +142,11 @@ ATTN_INLINE void decode_scores_rows(const float* q, int count, const std::byte* 
 }
 
 // The first rows find K in memory, the others in L1.
-template <DType kSource>
+template <CacheType kSource>
 ATTN_INLINE void decode_scores_of(const float* q, int count, const std::byte* const* k,
                                   const std::byte* const* ahead, int keys, int dim, float* s) {
-  constexpr int kBytes = kSource == DType::f32 ? 4 : 2;
   const int stride = decode_row_stride(count);
-  ask_for(ahead, keys, dim * kBytes);
+  ask_for(ahead, keys, static_cast<int>(core::row_bytes(kSource, dim)));
   const std::byte* row[kDecodeKeys];
   for (int j = 0; j < kDecodeKeys; ++j) row[j] = k[j < keys ? j : keys - 1];
   for (int r = 0; r < count; r += 4) {
@@ -225,7 +224,7 @@ static void decode_softmax(float* s, int count, int keys, float c, const std::ui
 
 // kColumns vectors of O for all rows stay in registers while the rows of V go by side by side.
 // kStride: floats of P a key. kKeys: `keys` where it is known, else 0.
-template <int kCount, int kStride, int kColumns, DType kSource, int kKeys>
+template <int kCount, int kStride, int kColumns, CacheType kSource, int kKeys>
 ATTN_INLINE void decode_accumulate_columns(const float* p, const std::byte* const* v, int keys,
                                            int d, int width, int ld, const float* alpha, float* o) {
   F acc[kCount][kColumns];
@@ -265,7 +264,7 @@ ATTN_INLINE void decode_accumulate_columns(const float* p, const std::byte* cons
 
 // Takes as many columns at a time as fit into registers, then half as many, ..., then the part of a
 // vector that is left.
-template <int kCount, int kStride, int kColumns, DType kSource, int kKeys>
+template <int kCount, int kStride, int kColumns, CacheType kSource, int kKeys>
 ATTN_INLINE void decode_accumulate_from(const float* p, const std::byte* const* v, int keys, int d,
                                         int dim, const float* alpha, float* o) {
   const int ld = leading_dim(dim);
@@ -281,14 +280,14 @@ ATTN_INLINE void decode_accumulate_from(const float* p, const std::byte* const* 
   }
 }
 
-template <int kCount, int kStride, DType kSource>
+template <int kCount, int kStride, CacheType kSource>
 static __attribute__((noinline)) void decode_accumulate_rows(const float* p,
                                                              const std::byte* const* v, int keys,
                                                              int dim, const float* alpha,
                                                              float* o) {
   // A line of each row of V at a time, where the accumulators leave registers for the loads: 16 of
   // the 32 of AVX-512, 8 of 16 elsewhere.
-  constexpr int kLine = 64 / ((kSource == DType::f32 ? 4 : 2) * kLanes);
+  constexpr int kLine = 64 / ((kSource == CacheType::f32 ? 4 : 2) * kLanes);
   constexpr int kMost = (ATTN_VECTOR_BYTES == 64 ? 16 : 8) / kCount;
   constexpr int kFit = kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
   constexpr int kColumns = kLine < kFit ? kLine : kFit;
@@ -315,17 +314,18 @@ ATTN_INLINE void with_row_count(int count, const Body& body) {
 }
 
 static void decode_scores(const float* q, int count, const std::byte* const* k,
-                          const std::byte* const* ahead, int keys, int dim, DType source,
+                          const std::byte* const* ahead, int keys, int dim, CacheType source,
                           float* s) {
-  with_dtype(source,
-             [&]<DType kSource>() { decode_scores_of<kSource>(q, count, k, ahead, keys, dim, s); });
+  with_cache_type(source, [&]<CacheType kSource>() {
+    decode_scores_of<kSource>(q, count, k, ahead, keys, dim, s);
+  });
 }
 
 static void decode_accumulate(const float* p, int count, const std::byte* const* v,
-                              const std::byte* const* ahead, int keys, int dim, DType source,
+                              const std::byte* const* ahead, int keys, int dim, CacheType source,
                               const float* alpha, float* o) {
-  ask_for(ahead, keys, dim * static_cast<int>(size_of(source)));
-  with_dtype(source, [&]<DType kSource>() {
+  ask_for(ahead, keys, static_cast<int>(core::row_bytes(source, dim)));
+  with_cache_type(source, [&]<CacheType kSource>() {
     with_row_count(count, [&]<int kCount>() {
       constexpr int kStride = decode_row_stride(kCount);
       // Of 16 registers 8 rows leave one column: 9 loads for 8 FMAs. In two halves, which read V

@@ -64,7 +64,8 @@ static bool all_finite(const void* packed, int floats) {
   return !reaches(largest, 0x7f80) && !reaches(largest_high, 0x7f800000);
 }
 
-static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim, DType source) {
+static std::uint64_t nonfinite_plain_rows(const std::byte* const* row, int count, int dim,
+                                          DType source) {
   // An exponent whose bits are all 1, which infinities and NaN have.
   const std::int32_t limit = source == DType::f32    ? 0x7f800000
                              : source == DType::bf16 ? 0x7f80
@@ -78,6 +79,39 @@ static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int 
     rows |= std::uint64_t{found} << j;
   }
   return rows;
+}
+
+static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim,
+                                    CacheType source) {
+  switch (source) {
+    case CacheType::bf16:
+      return nonfinite_plain_rows(row, count, dim, DType::bf16);
+    case CacheType::f16:
+      return nonfinite_plain_rows(row, count, dim, DType::f16);
+    case CacheType::i8:
+      return 0;
+    case CacheType::e4m3:
+    case CacheType::q8_0:
+    case CacheType::q4_0: {
+      std::uint64_t rows = 0;
+      for (int j = 0; j < count; ++j) {
+        I largest{};
+        for (int d = 0; d < dim; d += kLanes) {
+          const F x = dim - d >= kLanes ? load_row(row[j], d, source)
+                                        : load_row_part(row[j], d, dim - d, source);
+          const I bits = bit_cast<I>(x) & 0x7fffffff;
+          largest = select(bits > largest, bits, largest);
+        }
+        rows |= std::uint64_t{reaches(largest, 0x7f800000)} << j;
+      }
+      return rows;
+    }
+    case CacheType::as_q:
+    case CacheType::f64:
+    case CacheType::f32:
+      break;
+  }
+  return nonfinite_plain_rows(row, count, dim, DType::f32);
 }
 
 }  // namespace attn::cpu::ATTN_ISA

@@ -8,7 +8,7 @@
 namespace attn::cpu::ATTN_ISA {
 
 // out[leading_dim(dim)] <- scale * row, zero past dim.
-ATTN_INLINE void pack_row_f32(const std::byte* row, int dim, DType source, float scale,
+ATTN_INLINE void pack_row_f32(const std::byte* row, int dim, CacheType source, float scale,
                               float* out) {
   const int ld = leading_dim(dim);
   const F factor = set1(scale);
@@ -72,15 +72,22 @@ static void pack_q_f32(const std::byte* const* row, int count, int dim, DType so
   }
 }
 
-static void pack_rows_f32(const std::byte* const* row, int keys, int dim, DType source, void* out) {
+static void pack_rows_f32(const std::byte* const* row, int keys, int dim, CacheType source,
+                          const float* scale, void* out) {
   const int ld = leading_dim(dim);
-  const int row_bytes = dim * (source == DType::f32 ? 4 : 2);
+  const auto row_bytes = static_cast<std::size_t>(core::row_bytes(source, dim));
   for (int j = 0; j < keys; ++j) {
     if (j + kRowsAhead < keys && row[j + kRowsAhead] != nullptr) {
       prefetch_row(row[j + kRowsAhead], row_bytes);
     }
-    pack_row_f32(row[j], dim, source, 1.0f, static_cast<float*>(out) + j * ld);
+    pack_row_f32(row[j], dim, source, scale == nullptr ? 1.0f : scale[j],
+                 static_cast<float*>(out) + j * ld);
   }
+}
+
+static void pack_weighted_rows_f32(const std::byte* const* row, int count, int dim, DType source,
+                                   void* x) {
+  pack_rows_f32(row, count, dim, core::cache_type(source), nullptr, x);
 }
 
 static void unpack_o(const float* o_t, int dim, const float* factor, DType target,

@@ -45,7 +45,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.score_gradient = score_gradient;
   ops.multiply_gradient = multiply_gradient;
   ops.sum_gradient = sum_gradient;
-  ops.pack_rows = pack_rows_f32;
+  ops.pack_rows = pack_weighted_rows_f32;
   ops.accumulate_rows = accumulate_rows<F32Operand>;
   ops.decode_scores = decode_scores;
   ops.decode_softmax = decode_softmax<kExp2>;

@@ -1,0 +1,36 @@
+// How caches of keys and values store their elements, where that is not in the type of Q.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "attn/export.hpp"
+#include "attn/tensor.hpp"
+
+namespace ATTN_API attn {
+
+// Of K, or of V (Problem::type_k, type_v). A row is the head_dim elements of a key and head.
+enum class CacheType : std::uint8_t {
+  as_q,  // Problem::dtype
+  f64,   // of problems of f64 alone
+  f32,
+  bf16,
+  f16,
+  e4m3,  // u8: 8-bit floats (Open Compute Project, OFP8, 2023), each times a scale of Inputs
+  i8,    // u8: integers -128 to 127 in two's complement, likewise
+  q8_0,  // u8: a row is blocks of 32 elements in 34 bytes, an f16 scale and 32 integers as of i8
+  q4_0,  // u8: the same in 18 bytes, an f16 scale and 16 bytes; the lower four bits of byte i are
+         // element i and the upper four element 16 + i, each less 8
+};
+
+std::string_view name(CacheType type) noexcept;     // "as_q", "q8_0"; "unknown" for other values
+CacheType parse_cache_type(std::string_view text);  // its inverse; throws Error(invalid_argument)
+
+// The dtype of a tensor of such rows: u8 for 8-bit types and blocks. Of as_q, which has none of its
+// own, f32.
+DType storage_dtype(CacheType type) noexcept;
+// Elements of the last dimension of such a tensor: head_dim, of blocks their bytes. Example: 64
+// elements of q8_0 are 68 bytes.
+std::int64_t row_size(CacheType type, std::int64_t head_dim) noexcept;
+
+}  // namespace attn

@@ -1,0 +1,283 @@
+// K and V in types of their own (Problem::type_k, type_v): what their bytes mean, against numbers
+// written by hand, and attention over them against the reference.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attn/error.hpp"
+#include "attn/mask.hpp"
+#include "attn/run.hpp"
+#include "conformance/support.hpp"
+#include "core/cached_rows.hpp"
+#include "verify/conformance.hpp"
+
+namespace attn {
+namespace {
+
+constexpr CacheType kTypes[] = {CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::e4m3,
+                                CacheType::i8,  CacheType::q8_0, CacheType::q4_0};
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+class CacheTypes : public ::testing::TestWithParam<CacheType> {};
+
+// Of every pair with the type of K a problem of one kind, by an algorithm and by the one that is
+// chosen: kinds, algorithms, instruction sets and dtypes take turns.
+TEST_P(CacheTypes, BesideAnyTypeOfVAgreeWithTheReference) {
+  using namespace verify;
+  constexpr const char* kSizes[] = {
+      "b2_sq1_sk200_hq8_hk2_d64", "b2_sq40_sk139_hq4_hk2_d32_causal_paged16",
+      "b2_sq2_sk150_sp130_hq6_hk2_d96", "b2_sq3_sk90_hq6_hk2_d32_list40"};
+  constexpr const char* kDTypes[] = {"f32", "bf16", "f16"};
+  const std::vector<InstructionSet> sets = available_instruction_sets();
+  std::size_t turn = static_cast<std::size_t>(GetParam());
+  for (const CacheType of_v : kTypes) {
+    for (int kind = 0; kind < 2; ++kind, ++turn) {
+      const std::string text = std::string(kSizes[turn % 4]) + "_k(" +
+                               std::string(name(GetParam())) + ")_v(" + std::string(name(of_v)) +
+                               ")_" + kDTypes[turn % 3];
+      const Case c = parse_case(text);
+      Conformance conformance(c, turn, false);
+      const std::vector<Algorithm> all = algorithms_for(c.problem, Phase::forward);
+      for (const Algorithm algorithm : {Algorithm::automatic, all[turn % all.size()]}) {
+        for (std::size_t i = 0; i < 2; ++i) {
+          const Report report = conformance.check({.backend = Backend::cpu,
+                                                   .algorithm = algorithm,
+                                                   .isa = sets[(turn + i) % sets.size()]});
+          EXPECT_EQ(report.status, Status::passed) << to_string(report);
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Conformance, CacheTypes, ::testing::ValuesIn(kTypes),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+// One key: O is its V.
+struct OneKey {
+  std::vector<std::uint8_t> k, v;
+  std::vector<float> q, o;
+  std::int64_t dim;
+  Problem problem;
+
+  OneKey(CacheType type, std::vector<std::uint8_t> row, std::int64_t columns)
+      : k(row),
+        v(std::move(row)),
+        q(static_cast<std::size_t>(columns), 0.0f),
+        o(static_cast<std::size_t>(columns), kNaN),
+        dim(columns),
+        problem{.type_k = type, .type_v = type} {}
+
+  Tensor bytes(std::vector<std::uint8_t>& of) const {
+    return tensor(of.data(), {1, 1, 1, static_cast<std::int64_t>(of.size())});
+  }
+  Inputs inputs() { return {.q = tensor(q.data(), {1, 1, 1, dim}), .k = bytes(k), .v = bytes(v)}; }
+  std::vector<float> run(Backend backend, const Tensor& scale = {}) {
+    Inputs in = inputs();
+    in.scale_v = scale;
+    std::fill(o.begin(), o.end(), kNaN);
+    forward(problem, in, {.o = tensor(o.data(), {1, 1, 1, dim})}, {.backend = backend});
+    return o;
+  }
+};
+
+std::vector<float> first(const std::vector<float>& x, std::size_t count) {
+  return {x.begin(), x.begin() + static_cast<std::ptrdiff_t>(count)};
+}
+
+TEST(CacheElements, OfBlocksAreThoseThatGgmlLaysOut) {
+  std::vector<std::uint8_t> q8(34, 0);
+  q8[0] = 0x00;  // 0.5 in f16, low byte first
+  q8[1] = 0x38;
+  q8[2] = 127;
+  q8[3] = 0x80;                            // -128
+  q8[4] = 0xff;                            // -1
+  q8[33] = 2;                              // the last
+  std::vector<std::uint8_t> q4(18, 0x88);  // all 0
+  q4[0] = 0x00;                            // -2 in f16
+  q4[1] = 0xc0;
+  q4[2] = 0xf0;   // element 0: 0 - 8, element 16: 15 - 8
+  q4[17] = 0x19;  // element 15: 9 - 8, element 31: 1 - 8
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    const std::vector<float> eight = OneKey(CacheType::q8_0, q8, 32).run(backend);
+    EXPECT_EQ(first(eight, 4), (std::vector<float>{63.5f, -64, -0.5f, 0}));
+    EXPECT_EQ(eight[31], 1);
+    const std::vector<float> four = OneKey(CacheType::q4_0, q4, 32).run(backend);
+    EXPECT_EQ(four[0], 16);
+    EXPECT_EQ(four[16], -14);
+    EXPECT_EQ(four[15], -2);
+    EXPECT_EQ(four[31], 14);
+    EXPECT_EQ(four[5], 0);
+  }
+}
+
+TEST(CacheElements, OfBytesAreTimesTheirScale) {
+  const std::vector<std::uint8_t> row{0x7e, 0xfe, 0x01, 0x38, 0x80, 0x08};
+  float scale = 0.25f;
+  const Tensor of_all = tensor(&scale, {1});
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    // The largest, the least, the smallest above 0 (2^-9), 1, -0 and 2^-6.
+    EXPECT_EQ(OneKey(CacheType::e4m3, row, 6).run(backend, of_all),
+              (std::vector<float>{112, -112, 0x1p-11f, 0.25f, 0, 0x1p-8f}));
+    EXPECT_EQ(OneKey(CacheType::i8, row, 6).run(backend),
+              (std::vector<float>{126, -2, 1, 56, -128, 8}));
+    EXPECT_TRUE(std::isnan(OneKey(CacheType::e4m3, {0x7f}, 1).run(backend)[0]));
+    EXPECT_TRUE(std::isnan(OneKey(CacheType::e4m3, {0xff}, 1).run(backend)[0]));
+  }
+}
+
+// Many keys of one dense head, whose rows a test changes after they were drawn.
+struct ManyKeys {
+  static constexpr std::int64_t kKeys = 300, kDim = 64, kHeads = 2;
+  std::int64_t queries;
+  CacheType type;
+  std::vector<float> q, o, scale;
+  std::vector<std::uint8_t> k, v;
+  Problem problem;
+
+  ManyKeys(CacheType of, std::int64_t rows)
+      : queries(rows),
+        type(of),
+        q(static_cast<std::size_t>(rows * kHeads * kDim)),
+        o(q.size()),
+        scale(static_cast<std::size_t>(kKeys * kHeads), 0.03f),
+        k(static_cast<std::size_t>(kKeys * kHeads * core::row_bytes(of, kDim))),
+        v(k.size()),
+        problem{.type_k = of, .type_v = of, .mask = causal()} {
+    std::mt19937 random(7);
+    std::normal_distribution<double> normal;
+    for (float& x : q) x = static_cast<float>(normal(random));
+    for (std::vector<std::uint8_t>* to : {&k, &v}) {
+      for (std::int64_t row = 0; row < kKeys * kHeads; ++row) {
+        double values[kDim];
+        for (double& x : values) x = normal(random);
+        core::store_cached_row(
+            reinterpret_cast<std::byte*>(to->data()) + row * core::row_bytes(of, kDim), values,
+            kDim, of, 0.03);
+      }
+    }
+  }
+  Tensor cache(std::vector<std::uint8_t>& bytes) const {
+    return tensor(static_cast<void*>(bytes.data()), storage_dtype(type),
+                  {1, kKeys, kHeads, row_size(type, kDim)});
+  }
+  std::uint8_t* row_of_v(std::int64_t key) {
+    return v.data() + key * kHeads * core::row_bytes(type, kDim);
+  }
+  std::vector<float> run(const Context& context = {}) {
+    Inputs in{.q = tensor(q.data(), {1, queries, kHeads, kDim}), .k = cache(k), .v = cache(v)};
+    if (core::is_scaled(type)) {
+      in.scale_k = in.scale_v = tensor(scale.data(), {1, kKeys, kHeads});
+    }
+    std::fill(o.begin(), o.end(), kNaN);
+    forward(problem, in, {.o = tensor(o.data(), {1, queries, kHeads, kDim})}, {}, context);
+    return o;
+  }
+};
+
+// What a row does not see changes nothing, be it NaN by its bytes, its block or its scale.
+TEST(CacheElements, ThatAreNotFiniteStayWithTheRowsThatSeeThem) {
+  for (const CacheType type : {CacheType::e4m3, CacheType::i8, CacheType::q8_0, CacheType::q4_0}) {
+    for (const std::int64_t queries : {2, 70}) {
+      ManyKeys call(type, queries);
+      const std::vector<float> before = call.run();
+      const std::int64_t key = ManyKeys::kKeys - 1;  // the last query alone sees it
+      if (type == CacheType::i8) {
+        call.scale[static_cast<std::size_t>(key * ManyKeys::kHeads)] =
+            std::numeric_limits<float>::infinity();
+      } else if (type == CacheType::e4m3) {
+        call.row_of_v(key)[0] = 0x7f;
+      } else {
+        call.row_of_v(key)[1] = 0x7e;  // the scale of the first block: NaN
+      }
+      const std::vector<float> after = call.run();
+      const std::size_t last =
+          before.size() - static_cast<std::size_t>(ManyKeys::kHeads * ManyKeys::kDim);
+      for (std::size_t i = 0; i < last; ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(after[i]), std::bit_cast<std::uint32_t>(before[i]))
+            << name(type) << ' ' << queries << ' ' << i;
+      }
+      EXPECT_TRUE(std::isnan(after[last])) << name(type) << ' ' << queries;
+    }
+  }
+}
+
+TEST(CacheElements, GiveTheSameBitsOnAnyNumberOfThreads) {
+  for (const CacheType type : kTypes) {
+    for (const std::int64_t queries : {1, 40}) {
+      ManyKeys call(type, queries);
+      Context one, three;
+      one.executor = make_thread_pool(1);
+      three.executor = make_thread_pool(3);
+      const std::vector<float> alone = call.run(one), together = call.run(three);
+      EXPECT_EQ(std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)), 0)
+          << name(type);
+    }
+  }
+}
+
+void expect_refusal(const Problem& problem, const Inputs& inputs, ErrorCode code,
+                    const std::string& words) {
+  std::vector<float> o(64, 3.0f);
+  try {
+    forward(problem, inputs, {.o = tensor(o.data(), {1, 1, 1, 64})});
+    ADD_FAILURE() << "not refused: " << words;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+  }
+  for (const float x : o) ASSERT_EQ(x, 3.0f);
+}
+
+TEST(CacheTypes, AreRefusedByName) {
+  std::vector<float> q(64, 1.0f);
+  std::vector<std::uint8_t> bytes(128, 0);
+  std::vector<float> scale(8, 1.0f);
+  const auto row = [&](std::int64_t size) { return tensor(bytes.data(), {1, 1, 1, size}); };
+  const Tensor of_q = tensor(q.data(), {1, 1, 1, 64});
+  const Problem q8{.type_k = CacheType::q8_0, .type_v = CacheType::q8_0};
+  const Problem i8{.type_k = CacheType::i8, .type_v = CacheType::i8};
+  constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
+  expect_refusal(q8, {.q = of_q, .k = row(64), .v = row(68)}, kInvalid, "k is u8[1, 1, 1, 64]");
+  expect_refusal(q8, {.q = of_q, .k = row(68), .v = row(69)}, kInvalid, "v is u8[1, 1, 1, 69]");
+  expect_refusal(q8, {.q = of_q, .k = of_q, .v = row(68)}, kInvalid, "k is f32[1, 1, 1, 64]");
+  expect_refusal(q8, {.q = tensor(q.data(), {1, 1, 1, 63}), .k = row(34), .v = row(68)}, kInvalid,
+                 "type_k is q8_0, of blocks of 32 elements, and the head size is 63");
+  expect_refusal({}, {.q = of_q, .k = row(64), .v = of_q}, kInvalid, "k is u8[1, 1, 1, 64]");
+  expect_refusal(q8, {.q = of_q, .k = row(68), .v = row(68), .scale_k = tensor(scale.data(), {1})},
+                 kInvalid, "scale_k is f32[1] strides (1) on cpu and type_k is q8_0");
+  expect_refusal(i8, {.q = of_q, .k = row(64), .v = row(64), .scale_v = tensor(scale.data(), {2})},
+                 kInvalid, "scale_v is f32[2]");
+  expect_refusal(
+      i8, {.q = of_q, .k = row(64), .v = row(64), .scale_v = tensor(scale.data(), {1, 1, 2})},
+      kInvalid, "scale_v is f32[1, 1, 2]");
+  Problem unknown;
+  unknown.type_v = static_cast<CacheType>(77);
+  expect_refusal(unknown, {.q = of_q, .k = of_q, .v = of_q}, kInvalid, "type_v is 77");
+  EXPECT_THROW(parse_problem("b1_n4_h1_d64_kv(q9)"), Error);
+  EXPECT_THROW(make_plan(parse_problem("b1_n4_h1_d64_kv(i8)_f64"), Phase::forward), Error);
+  try {
+    make_plan(parse_problem("b1_n4_h1_d64_kv(i8)"), Phase::backward);
+    ADD_FAILURE() << "backward was planned";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  }
+}
+
+TEST(CacheTypes, AreWrittenAndReadInDescriptors) {
+  for (const char* text : {"b1_sq1_sk9_h2_d64_kv(q8_0)_bf16", "b1_sq1_sk9_h2_d64_k(f16)_f32",
+                           "b1_sq1_sk9_h2_d64_k(e4m3)_v(q4_0)_f16"}) {
+    EXPECT_EQ(to_string(parse_problem(text)), text);
+  }
+}
+
+}  // namespace
+}  // namespace attn
