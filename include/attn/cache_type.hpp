@@ -33,4 +33,19 @@ DType storage_dtype(CacheType type) noexcept;
 // elements of q8_0 are 68 bytes.
 std::int64_t row_size(CacheType type, std::int64_t head_dim) noexcept;
 
+// to <- the rows of x, the last dimension, each element rounded to the nearest number that `type`
+// has, ties to even, and to its largest where it is larger.
+//
+// x: f32, bf16, f16 or f64, [..., head_dim]; to: storage_dtype(type), [..., row_size(type,
+// head_dim)]; the last dimension of both has stride 1, other strides are free. scale: f32 [...],
+// any strides, with e4m3 and i8 alone: written where it is given, for each row its largest
+// magnitude / 448 (127), 1 for a row of zeros; not given, the scale is 1. Blocks write theirs into
+// `to`, as ggml chooses them: of q8_0 the largest magnitude / 127, of q4_0 the number of largest
+// magnitude / -8, rounded to f16. A row that holds a number that is not finite gives bytes without
+// meaning.
+//
+// All memory is of the CPU; it runs on the calling thread. `to` and `scale` overlap nothing. Throws
+// Error(invalid_argument) before anything is written. Thread-safe.
+void quantize(const Tensor& x, CacheType type, const Tensor& to, const Tensor& scale = {});
+
 }  // namespace attn

@@ -141,8 +141,8 @@ struct Rates {
 
 struct Options {
   Deal deal = Deal::by_area;
-  // Rows of a chunk. 0: such that a rank has up to eight, in multiples of 128 where the sequence is
-  // long enough.
+  // Rows of a chunk, of which there may be 4096. 0: such that a rank has up to eight, in multiples
+  // of 128 where the sequence is long enough.
   std::int64_t chunk = 0;
   Lengths lengths{};
   // Tensors of the mask's buffers, where the problem's Buffers hold none: areas are counted by

@@ -16,8 +16,8 @@ namespace attn::core {
 // Element i of a row, without a scale of Inputs.
 double cached_element(const std::byte* row, std::int64_t i, CacheType type);
 // row <- values[0, dim), rounded to nearest, ties to even, and to the largest number where they are
-// larger. Blocks choose their scale as ggml does: q8_0 by the largest magnitude / 127, q4_0 by the
-// number of largest magnitude / -8; others divide by `scale` first. Values are finite.
+// larger. Blocks choose their scale as attn::quantize says; others divide by `scale` first. Values
+// are finite.
 void store_cached_row(std::byte* row, const double* values, std::int64_t dim, CacheType type,
                       double scale = 1);
 

@@ -6,10 +6,10 @@
 #include <list>
 #include <string_view>
 
+#include "core/platform/platform.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/memory.hpp"
-#include "cuda/driver/shared_library.hpp"
 #include "dist/device_copy.hpp"
 
 namespace attn::dist {
@@ -312,7 +312,7 @@ void let_devices_copy(const std::vector<Device>& devices) {
   // Not among the functions that the library asks of every driver.
   using Enable = cuda::CUresult (*)(cuda::CUcontext, unsigned);
   const auto enable = reinterpret_cast<Enable>(
-      cuda::find_symbol(cuda::open_library("libcuda.so.1"), "cuCtxEnablePeerAccess"));
+      core::find_symbol(core::open_library("libcuda.so.1"), "cuCtxEnablePeerAccess"));
   for (const Device& device : devices) {
     cuda::device_info(device.index);
     for (const Device& peer : devices) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "core/made_for.hpp"
 #include "core/problem/costs.hpp"
@@ -24,6 +25,8 @@ namespace {
 
 // Chunks of a rank, fewer where there are many ranks, as areas are counted for all pairs of chunks.
 constexpr std::int64_t kChunksOfRank = 8, kChunksOfAll = 2048;
+// That a caller may ask for: 128 MB of areas.
+constexpr std::int64_t kMostChunks = 4096;
 // A chunk of a long sequence: whole tiles of rows and keys of every kernel.
 constexpr std::int64_t kChunkMultiple = 128;
 constexpr std::int64_t kLeastChunk = 16;
@@ -40,6 +43,9 @@ void refuse_features(const Problem& p, const PlanOptions& local) {
   };
   if (p.layout_k == Layout::paged) refuse("layout_k is paged", "dense or packed");
   if (p.seqlen_prefix != 0) refuse(fmt::format("seqlen_prefix is {}", p.seqlen_prefix), "0");
+  if (core::has_own_types(p)) {
+    refuse(fmt::format("type_k is {} and type_v is {}", name(p.type_k), name(p.type_v)), "as_q");
+  }
   if (p.key_list != 0) refuse(fmt::format("key_list is {}", p.key_list), "0");
   if (local.batch_invariant) refuse("batch_invariant is true", "false");
   const bool on_gpu = local.device.type == DeviceType::cuda;
@@ -67,6 +73,11 @@ std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks) {
   if (asked < 0) {
     core::ArgumentCheck().refuse(
         fmt::format("chunk is {}; accepted are 0, for a choice, and more", asked));
+  }
+  if (asked > 0 && core::ceil_div(rows, asked) > kMostChunks) {
+    core::ArgumentCheck().refuse(
+        fmt::format("chunk is {} of {} rows; accepted are chunks of which there are {} at most",
+                    asked, rows, kMostChunks));
   }
   if (asked > 0) return asked;
   const std::int64_t of_rank = std::clamp<std::int64_t>(kChunksOfAll / ranks, 2, kChunksOfRank);

@@ -272,6 +272,99 @@ TEST(CacheTypes, AreRefusedByName) {
   }
 }
 
+// Half a step of the type from what was written, with the scales that the header promises, at any
+// strides; what lies between rows stays.
+TEST(Quantize, RoundsToTheNearestNumberOfTheType) {
+  constexpr std::int64_t kRows = 5, kHeads = 3, kDim = 64;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(kRows * kHeads * kDim);
+  for (float& value : x) value = normal(random);
+  std::fill_n(x.begin() + kDim, kDim, 0.0f);  // row 0 of head 1
+  for (const CacheType type : kTypes) {
+    const std::int64_t bytes = core::row_bytes(type, kDim), gap = 8;
+    std::vector<std::byte> to(static_cast<std::size_t>(kRows * kHeads * (bytes + gap)),
+                              std::byte{0x5a});
+    Tensor rows = tensor(static_cast<void*>(to.data()), storage_dtype(type),
+                         {kRows, kHeads, row_size(type, kDim)});
+    const auto element = static_cast<std::int64_t>(size_of(rows.dtype));
+    rows.strides = {kHeads * (bytes + gap) / element, (bytes + gap) / element, 1, 0};
+    std::vector<float> scales(kRows * kHeads, kNaN);
+    Tensor scale = tensor(scales.data(), {kRows, kHeads});
+    if (!core::is_scaled(type)) scale = {};
+    quantize(tensor(x.data(), {kRows, kHeads, kDim}), type, rows, scale);
+    for (std::int64_t row = 0; row < kRows * kHeads; ++row) {
+      const float* const from = x.data() + row * kDim;
+      const std::byte* const got = to.data() + row * (bytes + gap);
+      double largest = 0;
+      for (std::int64_t i = 0; i < kDim; ++i)
+        largest = std::max(largest, std::abs(double{from[i]}));
+      double factor = 1;
+      if (core::is_scaled(type)) {
+        factor = scales[static_cast<std::size_t>(row)];
+        const double most = type == CacheType::e4m3 ? 448 : 127;
+        EXPECT_EQ(factor, largest == 0 ? 1 : static_cast<float>(largest / most)) << name(type);
+      }
+      for (std::int64_t i = 0; i < kDim; ++i) {
+        const double size = std::abs(double{from[i]});
+        double step = 0;  // the largest error
+        switch (type) {
+          case CacheType::as_q:
+          case CacheType::f64:
+          case CacheType::f32:
+            break;
+          case CacheType::bf16:
+            step = size * 0x1p-8;
+            break;
+          case CacheType::f16:
+            step = size * 0x1p-11 + 0x1p-25;
+            break;
+          case CacheType::e4m3:
+            step = std::max(size * 0x1p-4, factor * 0x1p-10);
+            break;
+          case CacheType::i8:
+            step = factor / 2;
+            break;
+          case CacheType::q8_0:
+            step = largest / 127 * 0.56;  // the scale itself is rounded to f16: 127 * 2^-11
+            break;
+          case CacheType::q4_0:
+            step = largest / 8 * 1.01;  // 8 steps above 0 where there are 7
+            break;
+        }
+        const double value = core::cached_element(got, i, type) * factor;
+        EXPECT_LE(std::abs(value - from[i]), step * (1 + 1e-6)) << name(type) << ' ' << row;
+      }
+      for (std::int64_t i = 0; i < gap; ++i) ASSERT_EQ(got[bytes + i], std::byte{0x5a});
+    }
+  }
+}
+
+TEST(Quantize, RefusesByName) {
+  std::vector<float> x(64, 1.0f), scale(2, 3.0f);
+  std::vector<std::uint8_t> to(128, 7);
+  const Tensor rows = tensor(x.data(), {2, 32});
+  const auto refused = [&](const Tensor& from, CacheType type, const Tensor& into,
+                           const Tensor& factors, const std::string& words) {
+    try {
+      quantize(from, type, into, factors);
+      ADD_FAILURE() << "not refused: " << words;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+    for (const std::uint8_t byte : to) ASSERT_EQ(byte, 7);
+  };
+  const auto bytes = [&](std::int64_t count) { return tensor(to.data(), {2, count}); };
+  refused(rows, CacheType::as_q, bytes(32), {}, "type is as_q");
+  refused(rows, CacheType::q8_0, bytes(32), {}, "to is u8[2, 32]");
+  refused(tensor(x.data(), {4, 16}), CacheType::q8_0, bytes(17), {}, "multiples of 32");
+  refused(rows, CacheType::i8, tensor(to.data(), {3, 32}), {}, "to is u8[3, 32]");
+  refused(rows, CacheType::q8_0, bytes(34), tensor(scale.data(), {2}), "scale is f32[2]");
+  refused(rows, CacheType::i8, bytes(32), tensor(scale.data(), {1}), "scale is f32[1]");
+  refused({}, CacheType::i8, bytes(32), {}, "x ");
+  EXPECT_EQ(scale, (std::vector<float>{3, 3}));
+}
+
 TEST(CacheTypes, AreWrittenAndReadInDescriptors) {
   for (const char* text : {"b1_sq1_sk9_h2_d64_kv(q8_0)_bf16", "b1_sq1_sk9_h2_d64_k(f16)_f32",
                            "b1_sq1_sk9_h2_d64_k(e4m3)_v(q4_0)_f16"}) {

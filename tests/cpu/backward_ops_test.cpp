@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/cache_type.hpp"
 #include "tile_ops.hpp"
 
 namespace attn::cpu::testing {
@@ -377,12 +378,13 @@ TEST_P(Backward, FindsTheRowsThatAreNotFinite) {
       for (std::size_t j = 0; j < kBlockK; ++j) {
         for (int d = 0; d < dim; ++d) put(j, d, dtype == DType::f16 ? -65504.0f : -3e38f);
       }
-      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, dtype), 0u);
+      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, core::cache_type(dtype)), 0u);
       put(3, dim - 1, std::numeric_limits<float>::quiet_NaN());
       put(63, 0, -std::numeric_limits<float>::infinity());
-      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, dtype), (std::uint64_t{1} << 63) | 8u);
-      EXPECT_EQ(ops().nonfinite_rows(row, 4, dim, dtype), 8u);
-      EXPECT_EQ(ops().nonfinite_rows(row, 3, dim, dtype), 0u);
+      EXPECT_EQ(ops().nonfinite_rows(row, kBlockK, dim, core::cache_type(dtype)),
+                (std::uint64_t{1} << 63) | 8u);
+      EXPECT_EQ(ops().nonfinite_rows(row, 4, dim, core::cache_type(dtype)), 8u);
+      EXPECT_EQ(ops().nonfinite_rows(row, 3, dim, core::cache_type(dtype)), 0u);
     }
   }
 }

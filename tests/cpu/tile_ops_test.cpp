@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/cache_type.hpp"
 #include "core/philox.hpp"
 #include "core/tensor/element.hpp"
 #include "cpu/attention.hpp"
@@ -42,8 +43,10 @@ TEST_P(Products, ForwardTileMatchesItsDefinition) {
           l(kMaxRows), alpha(kMaxRows);
       Floats o_t(static_cast<std::size_t>(dim * kMaxRows));
       ops().pack_q(q_rows.rows.data(), rows, dim, q_rows.dtype, 1.0f, q_t.data());
-      ops().pack_k(k_rows.rows.data(), keys, dim, k_rows.dtype, k_tile.data());
-      ops().pack_v(v_rows.rows.data(), keys, dim, v_rows.dtype, v_tile.data());
+      ops().pack_k(k_rows.rows.data(), keys, dim, core::cache_type(k_rows.dtype), nullptr,
+                   k_tile.data());
+      ops().pack_v(v_rows.rows.data(), keys, dim, core::cache_type(v_rows.dtype), nullptr,
+                   v_tile.data());
       const ScoreTile score_tile{q_t.data(), s.data(), row_max.data()};
       ops().scores(&score_tile, 1, k_tile.data(), keys, dim);
 
@@ -132,8 +135,10 @@ TEST_P(Products, BlocksTogetherAreThoseOfEachAlone) {
         values.push_back(rounded(normal()));
       const SourceRows key_rows(keys, dim, bf16(), values);
       Floats k_tile(packed), v_tile(packed);
-      ops().pack_k(key_rows.rows.data(), keys, dim, key_rows.dtype, k_tile.data());
-      ops().pack_v(key_rows.rows.data(), keys, dim, key_rows.dtype, v_tile.data());
+      ops().pack_k(key_rows.rows.data(), keys, dim, core::cache_type(key_rows.dtype), nullptr,
+                   k_tile.data());
+      ops().pack_v(key_rows.rows.data(), keys, dim, core::cache_type(key_rows.dtype), nullptr,
+                   v_tile.data());
 
       Floats q_t(kTiles * q_floats), s(2 * kTiles * tile), row_max(2 * kTiles * kMaxRows);
       Floats p(kTiles * tile), alpha(kTiles * kMaxRows), o_t(2 * kTiles * q_floats);
@@ -254,12 +259,12 @@ TEST_P(Products, PackedValuesThatAreNotFiniteAreFound) {
   }
   Floats v(static_cast<std::size_t>(kBlockK) * kDim);
   for (const std::size_t at : {0, 1, 63, 64, 1000, 2047}) {
-    ops().pack_v(row, kKeys, kDim, DType::bf16, v.data());
+    ops().pack_v(row, kKeys, kDim, CacheType::bf16, nullptr, v.data());
     EXPECT_TRUE(ops().all_finite(v.data(), floats));
     for (const float value :
          {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
       values[at] = bfloat16(value);
-      ops().pack_v(row, kKeys, kDim, DType::bf16, v.data());
+      ops().pack_v(row, kKeys, kDim, CacheType::bf16, nullptr, v.data());
       EXPECT_FALSE(ops().all_finite(v.data(), floats)) << at << ", " << value;
     }
     values[at] = bfloat16(1.0f);
@@ -309,8 +314,8 @@ TEST_P(Decode, ScoresAndSumsMatchTheirDefinitions) {
           const auto keys = static_cast<int>(std::min<std::size_t>(kDecodeKeys, kKeys - j));
           const std::byte* const* at = row.data() + j;
           float* scores = s.data() + j * stride;
-          ops().decode_scores(q.data(), count, at, at, keys, dim, dtype, scores);
-          ops().decode_accumulate(scores, count, at, at, keys, dim, dtype,
+          ops().decode_scores(q.data(), count, at, at, keys, dim, core::cache_type(dtype), scores);
+          ops().decode_accumulate(scores, count, at, at, keys, dim, core::cache_type(dtype),
                                   j == 0 ? alpha.data() : ones.data(), o.data());
         }
         for (std::size_t r = 0; r < n; ++r) {

@@ -1,6 +1,7 @@
 // Packing and unpacking: values, zeros past the end, missing rows, and no access outside the rows.
 #include <cmath>
 
+#include "core/cache_type.hpp"
 #include "tile_ops.hpp"
 
 namespace attn::cpu::testing {
@@ -33,7 +34,7 @@ TEST_P(Pack, RowsOfEveryTypeAreWidenedAndPadded) {
       }
       const std::byte* row[2] = {bytes.data(), nullptr};
       Floats k(2 * ld);
-      ops().pack_k(row, 2, dim, dtype, k.data());
+      ops().pack_k(row, 2, dim, core::cache_type(dtype), nullptr, k.data());
       Floats q_t(n * kMaxRows);
       ops().pack_q(row, 1, dim, dtype, 2.0f, q_t.data());
       for (std::size_t d = 0; d < ld; ++d) {
@@ -94,7 +95,7 @@ TEST_P(Pack, SixteenBitTypesRoundTrip) {
       for (std::uint32_t i = 0; i < kDim; ++i) bits[i] = static_cast<std::uint16_t>(first + i);
       const std::byte* row[1] = {reinterpret_cast<const std::byte*>(bits)};
       Floats wide(kDim);
-      ops().pack_k(row, 1, kDim, dtype, wide.data());
+      ops().pack_k(row, 1, kDim, core::cache_type(dtype), nullptr, wide.data());
       ops().store_row(wide.data(), kDim, 1.0f, dtype, reinterpret_cast<std::byte*>(back));
       for (std::size_t i = 0; i < kDim; ++i) {
         float expected;

@@ -99,6 +99,12 @@ TEST(DistPlan, RefusesByName) {
   const Problem p = causal_problem(64);
   EXPECT_NE(refusal(p, 0, {}).find("ranks is 0"), std::string::npos);
   EXPECT_NE(refusal(p, 2, {.chunk = -1}).find("chunk is -1"), std::string::npos);
+  EXPECT_NE(refusal(causal_problem(8192), 2, {.chunk = 1}).find("chunk is 1 of 8192 rows"),
+            std::string::npos);
+  Problem typed = p;
+  typed.type_k = CacheType::bf16;
+  EXPECT_NE(refusal(typed, 2, {}, ErrorCode::unsupported).find("type_k is bf16"),
+            std::string::npos);
   EXPECT_NE(
       refusal(p, 2, {.lengths = {.seqused_q = {65}}}).find("seqused_q[0] of the lengths is 65"),
       std::string::npos);

@@ -16,10 +16,11 @@ inline Request request(std::string_view descriptor) {
 // Any combination of features; one of its heads.
 inline Request random_request(std::uint64_t seed) {
   Request r{.problem = verify::random_case(seed).problem, .seed = seed};
-  // Another in the place of a problem without a query or a key, or with lists of keys or a shared
-  // prefix.
+  // Another in the place of a problem without a query or a key, or with lists of keys, a shared
+  // prefix or caches in types of their own.
   const auto has_page = [](const Problem& p) {
-    return p.seqlen_q > 0 && p.seqlen_k > 0 && p.key_list == 0 && p.seqlen_prefix == 0;
+    return p.seqlen_q > 0 && p.seqlen_k > 0 && p.key_list == 0 && p.seqlen_prefix == 0 &&
+           p.type_k == CacheType::as_q && p.type_v == CacheType::as_q;
   };
   for (std::uint64_t other = seed; !has_page(r.problem);) {
     r.problem = verify::random_case(other += 1'000'000).problem;

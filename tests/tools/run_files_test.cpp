@@ -46,6 +46,8 @@ class RunFiles : public Command {
     inputs.q = stored("q", data.inputs.q, file);
     inputs.k = stored("k", data.inputs.k, file);
     inputs.v = stored("v", data.inputs.v, file);
+    inputs.scale_k = stored("scale_k", data.inputs.scale_k, file);
+    inputs.scale_v = stored("scale_v", data.inputs.scale_v, file);
     inputs.cu_seqlens_q = stored("cu_seqlens_q", data.inputs.cu_seqlens_q, file);
     inputs.cu_seqlens_k = stored("cu_seqlens_k", data.inputs.cu_seqlens_k, file);
     inputs.seqused_q = stored("seqused_q", data.inputs.seqused_q, file);

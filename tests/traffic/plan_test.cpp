@@ -11,6 +11,7 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/forward/forward.hpp"
 #include "traffic/tiles.hpp"
@@ -46,14 +47,18 @@ Seen seen;  // a verb is a plain function
 double bytes_of_row(int dim, DType source) {
   return static_cast<double>(dim) * static_cast<double>(size_of(source));
 }
+double bytes_of_row(int dim, CacheType source) {
+  return static_cast<double>(core::row_bytes(source, dim));
+}
 void pack_q(const std::byte* const* row, int count, int dim, DType source, float scale, void* q_t) {
   seen.end_block();
   for (int r = 0; r < count; ++r) seen.note(seen.by_pack_q, row[r], bytes_of_row(dim, source));
   seen.ops->pack_q(row, count, dim, source, scale, q_t);
 }
-void pack_k(const std::byte* const* row, int keys, int dim, DType source, void* k) {
+void pack_k(const std::byte* const* row, int keys, int dim, CacheType source, const float* scale,
+            void* k) {
   for (int r = 0; r < keys; ++r) seen.note(seen.by_pack_k, row[r], bytes_of_row(dim, source));
-  seen.ops->pack_k(row, keys, dim, source, k);
+  seen.ops->pack_k(row, keys, dim, source, scale, k);
 }
 void dot_rows(const std::byte* const* x, const std::byte* const* y, int count, int dim,
               DType source, float* dot) {
@@ -63,9 +68,10 @@ void dot_rows(const std::byte* const* x, const std::byte* const* y, int count, i
   }
   seen.ops->dot_rows(x, y, count, dim, source, dot);
 }
-void pack_v(const std::byte* const* row, int keys, int dim, DType source, void* v) {
+void pack_v(const std::byte* const* row, int keys, int dim, CacheType source, const float* scale,
+            void* v) {
   for (int r = 0; r < keys; ++r) seen.note(seen.by_pack_v, row[r], bytes_of_row(dim, source));
-  seen.ops->pack_v(row, keys, dim, source, v);
+  seen.ops->pack_v(row, keys, dim, source, scale, v);
 }
 void scores(const cpu::ScoreTile* tile, int tiles, const void* k, int keys, int dim) {
   if (k != seen.k_block) seen.end_block();
@@ -74,12 +80,12 @@ void scores(const cpu::ScoreTile* tile, int tiles, const void* k, int keys, int 
   seen.ops->scores(tile, tiles, k, keys, dim);
 }
 void decode_scores(const float* q, int count, const std::byte* const* k,
-                   const std::byte* const* ahead, int keys, int dim, DType source, float* s) {
+                   const std::byte* const* ahead, int keys, int dim, CacheType source, float* s) {
   for (int r = 0; r < keys; ++r) seen.note(seen.by_decode, k[r], bytes_of_row(dim, source));
   seen.ops->decode_scores(q, count, k, ahead, keys, dim, source, s);
 }
 void decode_accumulate(const float* p, int count, const std::byte* const* v,
-                       const std::byte* const* ahead, int keys, int dim, DType source,
+                       const std::byte* const* ahead, int keys, int dim, CacheType source,
                        const float* alpha, float* o) {
   for (int r = 0; r < keys; ++r) seen.note(seen.by_decode, v[r], bytes_of_row(dim, source));
   seen.ops->decode_accumulate(p, count, v, ahead, keys, dim, source, alpha, o);

@@ -7,6 +7,7 @@
 #include "attn/error.hpp"
 #include "command/command.hpp"
 #include "command/message.hpp"
+#include "core/cache_type.hpp"
 #include "explain/page.hpp"
 #include "explain/problem_json.hpp"
 #include "io/output_file.hpp"
@@ -49,6 +50,13 @@ int explain_problem(const ExplainOptions& options) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("seqlen_prefix is {}; accepted by explain is 0 (problem {})",
                             request.problem.seqlen_prefix, to_string(request.problem)));
+  }
+  if (core::has_own_types(request.problem)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("type_k is {} and type_v is {}; accepted by explain is as_q (problem "
+                            "{})",
+                            name(request.problem.type_k), name(request.problem.type_v),
+                            to_string(request.problem)));
   }
   if (!options.algorithm.empty()) request.algorithm = parse_algorithm(options.algorithm);
   const std::string page = page_of(request);

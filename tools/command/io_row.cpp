@@ -8,6 +8,7 @@
 #include "attn/run.hpp"
 #include "command/command.hpp"
 #include "command/timing.hpp"
+#include "core/cache_type.hpp"
 #include "core/text/echo.hpp"
 #include "traffic/cache.hpp"
 #include "traffic/model.hpp"
@@ -162,6 +163,11 @@ void check_io_size(const std::string& descriptor, const Problem& p, const IoChoi
     throw Error(ErrorCode::unsupported,
                 fmt::format("{} has a shared prefix of {} keys; counted are problems without one",
                             core::echo(descriptor), p.seqlen_prefix));
+  }
+  if (core::has_own_types(p)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} has K of type {} and V of type {}; counted are those of as_q",
+                            core::echo(descriptor), name(p.type_k), name(p.type_v)));
   }
   // Plans have tiles of this size or larger ones, whatever the model's are.
   constexpr double kPlanTile = 512 * 64;
