@@ -16,7 +16,7 @@ from ..common import picture as pictures
 from ..common import results, timing
 from ..common.attention import attention, available
 
-ROWS = ("eager", "eager_compiled", "sdpa_flash", "sdpa_cudnn", "attn")
+ROWS = ("eager", "attn", "sdpa_cudnn", "sdpa_flash", "eager_compiled")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

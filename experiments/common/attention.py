@@ -21,6 +21,7 @@ import functools
 from collections.abc import Callable
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -46,6 +47,9 @@ def attention(name: str) -> Attend:
         torch.backends.cuda.enable_flash_sdp(backend in ("flash", "sdpa"))
         torch.backends.cuda.enable_mem_efficient_sdp(backend == "sdpa")
         torch.backends.cuda.enable_math_sdp(backend == "sdpa")
+        # torch.compile's cache of traced graphs on disk does not ask for these switches: it would
+        # give sdpa_flash the graph that sdpa_cudnn has left there.
+        torch._functorch.config.enable_autograd_cache = False
         return sdpa
     return {"eager": eager, "flex": flex, "attn": attn, "attn_block_sparse": block_sparse}[name]
 

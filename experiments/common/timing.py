@@ -64,7 +64,8 @@ def peak_megabytes(device: str) -> float | None:
     return round(torch.cuda.max_memory_allocated() / 2**20) if device == "cuda" else None
 
 
-ATTENTION_KERNELS = ("attn_", "flash", "fmha", "sdpa")
+# cuDNN's backward pass has dot_do_o and convert_dq beside its product kernel.
+ATTENTION_KERNELS = ("attn_", "flash", "fmha", "sdpa", "dot_do_o", "convert_dq")
 
 
 def attends(kernel: str) -> bool:

@@ -165,8 +165,19 @@ def compare(result: dict[str, Any]) -> dict[str, float]:
     return found
 
 
+def shown_name(name: str, row: dict[str, Any]) -> str:
+    """The run's name, with what it ran where its kernels say that it was another's attention."""
+    ran = [kernel for kernel, *_ in row.get("kernels", {}).get("longest", [])]
+    is_other = row.get("attention") == "sdpa_flash" and any("cudnn" in kernel for kernel in ran)
+    return f"{name} (ran cuDNN's kernels)" if is_other else name
+
+
 def summary(result: dict[str, Any]) -> list[str]:
-    rows = {name: row for name, row in result["rows"].items() if row.get("tokens_per_second")}
+    rows = {
+        shown_name(name, row): row
+        for name, row in result["rows"].items()
+        if row.get("tokens_per_second")
+    }
     lines = [
         f"{name}: {row['tokens_per_second'] / 1e3:,.0f}k tokens/s"
         + (
@@ -184,7 +195,7 @@ def summary(result: dict[str, Any]) -> list[str]:
 
 
 def picture(result: dict[str, Any]) -> str:
-    rows = {name: row for name, row in result["rows"].items() if "losses" in row}
+    rows = {shown_name(n, row): row for n, row in result["rows"].items() if "losses" in row}
     long = {n: r for n, r in rows.items() if len(r["losses"]) > SMOOTH}
     loss = {n: pictures.smooth(r["losses"], SMOOTH) for n, r in long.items()}
     panels: list[dict[str, Any]] = []

@@ -189,7 +189,7 @@ def picture(result: dict[str, Any]) -> str:
             for a, points in of.items()
             if all(row[key] for _, row in points)
         ]
-        if series:
+        if series and len({n for points in of.values() for n, _ in points}) > 1:  # lines
             panels.append(
                 {"title": key.replace("_", " "), "x": "context", "y": label, "log_x": True}
                 | {"series": series}

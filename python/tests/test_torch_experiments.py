@@ -17,8 +17,9 @@ sys.path.append(str(ROOT))
 from experiments.__main__ import EXPERIMENTS  # noqa: E402
 from experiments.bert import batches, lamb  # noqa: E402
 from experiments.bert.run import Bert  # noqa: E402
-from experiments.common import attention, data, results, train  # noqa: E402
+from experiments.common import attention, data, results, timing, train  # noqa: E402
 from experiments.common.model import GPT, SIZES, Config, optimizer  # noqa: E402
+from experiments.gpt2.run import shown_name  # noqa: E402
 from experiments.gpt2_context.run import long_documents, loss_by_position  # noqa: E402
 from experiments.long_range_arena import tasks  # noqa: E402
 
@@ -58,6 +59,24 @@ def trained(parts, checkpoint, **keywords):
         checkpoint=checkpoint, **keywords,
     )  # fmt: skip
     return row["losses"], [p.detach().clone() for p in model.parameters()]
+
+
+def test_a_compiled_sdpa_takes_no_graph_of_another_backend():
+    # The cache finds a graph by what was traced, which is the same for all of them.
+    import torch._functorch.config as config
+
+    with config.patch(enable_autograd_cache=True):
+        attention.attention("sdpa_flash")
+        assert not config.enable_autograd_cache
+
+
+def test_a_row_names_the_attention_that_its_kernels_say():
+    row = {"attention": "sdpa_flash", "kernels": {"longest": [["pytorch_flash::fwd", 1.0, 12]]}}
+    assert shown_name("sdpa_flash", row) == "sdpa_flash"
+    row["kernels"]["longest"].append(["cudnn_generated_sdpa_flash_fprop", 2.0, 12])
+    assert shown_name("sdpa_flash", row) == "sdpa_flash (ran cuDNN's kernels)"
+    assert timing.attends("void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*")
+    assert not timing.attends("triton_red_fused_convert_dq_0")
 
 
 @pytest.mark.parametrize("name", ["eager", "attn"])
