@@ -10,7 +10,6 @@ namespace {
 
 // Before and after the workspace.
 constexpr std::size_t kGuard = 1024;
-constexpr std::byte kPoison{0xff};
 
 const std::byte* address(const Tensor& tensor) {
   return static_cast<const std::byte*>(tensor.data);

@@ -5,7 +5,7 @@
 namespace attn::verify {
 namespace {
 
-cuda::DeviceBuffer upload(const std::vector<std::byte>& bytes, int device) {
+cuda::DeviceBuffer upload_bytes(const std::vector<std::byte>& bytes, int device) {
   cuda::DeviceBuffer memory(device, std::max<std::size_t>(1, bytes.size()));
   if (!bytes.empty()) memory.upload(bytes.data(), bytes.size());
   return memory;
@@ -23,12 +23,12 @@ Tensor there(const Tensor& host, const cuda::DeviceBuffer& memory, Device device
 
 DeviceMatmul::DeviceMatmul(MatmulData& data, const MatmulPlan& plan)
     : data_(data),
-      a_(upload(data.bytes_a, plan.device.index)),
-      b_(upload(data.bytes_b, plan.device.index)),
-      c_(upload(data.bytes_c, plan.device.index)),
-      bias_(upload(data.bytes_bias, plan.device.index)),
-      scales_(upload(data.bytes_scales, plan.device.index)),
-      mask_(upload(data.bytes_mask, plan.device.index)),
+      a_(upload_bytes(data.bytes_a, plan.device.index)),
+      b_(upload_bytes(data.bytes_b, plan.device.index)),
+      c_(upload_bytes(data.bytes_c, plan.device.index)),
+      bias_(upload_bytes(data.bytes_bias, plan.device.index)),
+      scales_(upload_bytes(data.bytes_scales, plan.device.index)),
+      mask_(upload_bytes(data.bytes_mask, plan.device.index)),
       workspace_(plan.device.index,
                  static_cast<std::size_t>(std::max<std::int64_t>(1, plan.workspace_bytes))) {
   inputs.a = there(data.inputs.a, a_, plan.device);

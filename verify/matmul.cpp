@@ -13,11 +13,10 @@
 #include "core/tensor/element.hpp"
 #include "core/tensor/size.hpp"
 #include "reference/matmul.hpp"
+#include "verify/storage.hpp"
 
 namespace attn::verify {
 namespace {
-
-constexpr std::byte kPoison{0xff};  // NaN in every floating dtype
 
 // A matrix of the order with gaps between its rows (columns), in `bytes`, which have room for it
 // and no values yet.

@@ -13,7 +13,7 @@
 namespace attn::verify {
 namespace {
 
-constexpr std::size_t kGuard = 256;  // bytes before the first and after the last element
+constexpr std::size_t kGuardBytes = 256;  // bytes before the first and after the last element
 
 std::shared_ptr<std::byte> allocate(std::size_t size) {
   std::shared_ptr<std::byte> bytes(new (std::nothrow) std::byte[size],
@@ -82,8 +82,8 @@ Storage::Storage(DType dtype, const std::vector<std::int64_t>& shape, const Plac
     tensor_.strides[axis] = extent;
     extent = extent * std::max<std::int64_t>(1, shape[axis]) + gap();
   }
-  first_ = static_cast<std::int64_t>(kGuard) + (placement.strided ? element : 0);
-  size_ = static_cast<std::size_t>(first_ + extent * element) + kGuard;
+  first_ = static_cast<std::int64_t>(kGuardBytes) + (placement.strided ? element : 0);
+  size_ = static_cast<std::size_t>(first_ + extent * element) + kGuardBytes;
   for (std::size_t axis = 0; placement.loose && axis < rank; ++axis) {
     if (random() % 2 == 0) continue;
     first_ += std::max<std::int64_t>(0, shape[axis] - 1) * tensor_.strides[axis] * element;

@@ -26,6 +26,9 @@ struct Placement {
   bool loose = false;
 };
 
+// NaN in every floating dtype.
+inline constexpr std::byte kPoison{0xff};
+
 // Memory of one tensor. Every byte starts as 0xff, which is NaN in all floating dtypes and -1 in
 // i32; far ones start as 0.
 class Storage {
