@@ -250,6 +250,8 @@ typedef struct attn_inputs {
   const attn_tensor* rng_state;
   const attn_named_tensor* buffers;  // what mask and score read, of this call
   uint64_t num_buffers;
+  const attn_tensor* scale_k;  // of caches in 8-bit types, as the text "kv(i8)" says them
+  const attn_tensor* scale_v;
 } attn_inputs;
 
 // attn::Outputs. Every element of what is given is written, but in backward calls, which read them.

@@ -251,6 +251,8 @@ Inputs inputs_of(const attn_inputs* given_inputs) {
       {&inputs.key_list, {"key_list", from.key_list}},
       {&inputs.sink, {"sink", from.sink}},
       {&inputs.rng_state, {"rng_state", from.rng_state}},
+      {&inputs.scale_k, {"scale_k", from.scale_k}},
+      {&inputs.scale_v, {"scale_v", from.scale_v}},
   };
   for (const auto& [member, named] : members) *member = tensor_of(named.first, named.second);
   inputs.buffers = bindings_of("buffers of inputs", from.buffers, from.num_buffers);

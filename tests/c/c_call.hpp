@@ -71,6 +71,8 @@ class InC {
     c.rng_state = of(in.rng_state);
     c.buffers = of(in.buffers);
     c.num_buffers = in.buffers.size();
+    c.scale_k = of(in.scale_k);
+    c.scale_v = of(in.scale_v);
     return c;
   }
   attn_outputs of(const Outputs& out) { return {sizeof(attn_outputs), of(out.o), of(out.lse)}; }

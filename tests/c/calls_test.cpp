@@ -130,6 +130,26 @@ TEST(CCalls, PackedAndPaged) {
   }
 }
 
+TEST(CCalls, CachesInTypesOfTheirOwn) {
+  std::vector<float> q{1, -2, 0.5f, 3}, scale_k{0.02f}, scale_v{0.25f}, o(4, 9.0f), expected(4);
+  std::vector<std::uint8_t> k{1, 200, 30, 7, 99, 5, 255, 0, 12, 13, 14, 15};
+  std::vector<std::uint8_t> v{10, 20, 255, 128, 1, 2, 3, 4, 100, 127, 0, 200};
+  const Inputs inputs{.q = tensor(q.data(), {1, 1, 1, 4}),
+                      .k = tensor(k.data(), {1, 3, 1, 4}),
+                      .v = tensor(v.data(), {1, 3, 1, 4}),
+                      .scale_k = tensor(scale_k.data(), {1}),
+                      .scale_v = tensor(scale_v.data(), {1})};
+  forward(parse_problem("kv(i8)"), inputs, {.o = tensor(expected.data(), {1, 1, 1, 4})});
+  InC as;
+  const attn_inputs in = as.of(inputs);
+  const attn_outputs out = as.of(Outputs{.o = tensor(o.data(), {1, 1, 1, 4})});
+  attn_problem problem = none<attn_problem>();
+  problem.text = "kv(i8)";
+  EXPECT_OK(attn_forward(&problem, &in, &out, nullptr, nullptr));
+  EXPECT_EQ(o, expected);
+  EXPECT_NE(o[0], 9.0f);
+}
+
 TEST(CCalls, OptionsChooseTheBackend) {
   Call c = testing::packed_call();
   fill(c);
