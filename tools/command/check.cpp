@@ -169,7 +169,8 @@ class Checker {
         report_(options.json, command_line),
         sets_(chosen_instruction_sets(options.isa)),
         subjects_(chosen_subjects(options, sets_)),
-        cases_(chosen_cases(options)) {}
+        cases_(chosen_cases(options)),
+        device_(parse_device(options.device).type) {}
 
   int run() {
     const std::int64_t total = static_cast<std::int64_t>(cases_.size()) + options_.random;
@@ -177,7 +178,8 @@ class Checker {
     for (std::int64_t i = 0; i < total; ++i) {
       const bool listed = i < static_cast<std::int64_t>(cases_.size());
       const std::uint64_t seed = listed ? options_.seed : options_.seed + random_done_++;
-      const Case c = listed ? cases_[static_cast<std::size_t>(i)] : verify::random_case(seed);
+      const Case c =
+          listed ? cases_[static_cast<std::size_t>(i)] : verify::random_case(seed, device_);
       progress.show(i, verify::to_string(c));
       check(c, seed, !listed, listed || options_.verbose, progress);
     }
@@ -207,7 +209,7 @@ class Checker {
     std::optional<Worst> worst;
     for (Subject subject : subjects_) {
       if (!wanted(subject)) continue;
-      if (in_turn && subject.ranks.ranks > 0) vary(subject.ranks, seed);
+      if (in_turn && subject.ranks.ranks > 0) vary(subject.ranks, c.problem, seed);
       const Report report = conformance.check(subject);
       passed += report.status == verify::Status::passed;
       unsupported += report.status == verify::Status::unsupported;
@@ -250,10 +252,12 @@ class Checker {
   }
 
   // Random problems: 1 to the given number of ranks, with chunks of all kinds, dealt in each way.
-  void vary(verify::RankOptions& ranks, std::uint64_t seed) const {
+  void vary(verify::RankOptions& ranks, const Problem& p, std::uint64_t seed) const {
     constexpr std::int64_t kChunks[] = {0, 1, 3, 16, 64};
     ranks.ranks = static_cast<int>(1 + seed % static_cast<std::uint64_t>(options_.ranks));
     if (options_.chunk == 0) ranks.chunk = kChunks[seed / 8 % std::size(kChunks)];
+    // A plan has up to 4096 chunks.
+    if (ranks.chunk == 1 && std::max(p.seqlen_q, p.seqlen_k) > 4096) ranks.chunk = 3;
     ranks.deal = static_cast<dist::Deal>(seed / 3 % 4);
   }
 
@@ -282,6 +286,7 @@ class Checker {
   std::vector<InstructionSet> sets_;  // those chosen
   std::vector<Subject> subjects_;
   std::vector<Case> cases_;
+  DeviceType device_;
   std::uint64_t random_done_ = 0;
   std::int64_t passed_ = 0, failed_ = 0, unsupported_ = 0;
   std::string reason_;  // of the last one not supported
