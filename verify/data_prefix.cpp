@@ -16,6 +16,7 @@ void CaseData::make_prefix() {
 }
 
 void CaseData::fill_prefix(bool of_k, const Value& value) {
+  if (problem.seqlen_prefix == 0) return;
   const Tensor& t = problem.paged_prefix ? (of_k ? inputs.k : inputs.v)
                                          : (of_k ? inputs.prefix_k : inputs.prefix_v);
   const auto* const pages = static_cast<const std::int32_t*>(inputs.prefix_page_table.data);

@@ -31,27 +31,26 @@ class CacheTypes : public ::testing::TestWithParam<CacheType> {};
 // Of every pair with the type of K a problem of one kind, by an algorithm and by the one that is
 // chosen: kinds, algorithms, instruction sets and dtypes take turns.
 TEST_P(CacheTypes, BesideAnyTypeOfVAgreeWithTheReference) {
-  using namespace verify;
   constexpr const char* kSizes[] = {
       "b2_sq1_sk200_hq8_hk2_d64", "b2_sq40_sk139_hq4_hk2_d32_causal_paged16",
       "b2_sq2_sk150_sp130_hq6_hk2_d96", "b2_sq3_sk90_hq6_hk2_d32_list40"};
   constexpr const char* kDTypes[] = {"f32", "bf16", "f16"};
-  const std::vector<InstructionSet> sets = available_instruction_sets();
+  const std::vector<InstructionSet> sets = verify::available_instruction_sets();
   std::size_t turn = static_cast<std::size_t>(GetParam());
   for (const CacheType of_v : kTypes) {
     for (int kind = 0; kind < 2; ++kind, ++turn) {
       const std::string text = std::string(kSizes[turn % 4]) + "_k(" +
                                std::string(name(GetParam())) + ")_v(" + std::string(name(of_v)) +
                                ")_" + kDTypes[turn % 3];
-      const Case c = parse_case(text);
-      Conformance conformance(c, turn, false);
-      const std::vector<Algorithm> all = algorithms_for(c.problem, Phase::forward);
+      const verify::Case c = verify::parse_case(text);
+      verify::Conformance conformance(c, turn, false);
+      const std::vector<Algorithm> all = verify::algorithms_for(c.problem, Phase::forward);
       for (const Algorithm algorithm : {Algorithm::automatic, all[turn % all.size()]}) {
         for (std::size_t i = 0; i < 2; ++i) {
-          const Report report = conformance.check({.backend = Backend::cpu,
-                                                   .algorithm = algorithm,
-                                                   .isa = sets[(turn + i) % sets.size()]});
-          EXPECT_EQ(report.status, Status::passed) << to_string(report);
+          const verify::Report report = conformance.check({.backend = Backend::cpu,
+                                                           .algorithm = algorithm,
+                                                           .isa = sets[(turn + i) % sets.size()]});
+          EXPECT_EQ(report.status, verify::Status::passed) << verify::to_string(report);
         }
       }
     }

@@ -330,11 +330,12 @@ static void decode_accumulate(const float* p, int count, const std::byte* const*
       constexpr int kStride = decode_row_stride(kCount);
       // Of 16 registers 8 rows leave one column: 9 loads for 8 FMAs. In two halves, which read V
       // from L1 again, these are 6.
-      constexpr int kFirst = ATTN_VECTOR_BYTES < 64 && kCount > 4 ? 4 : kCount;
+      constexpr int kRest = ATTN_VECTOR_BYTES < 64 && kCount > 4 ? kCount - 4 : 0;
+      constexpr int kFirst = kCount - kRest;
       decode_accumulate_rows<kFirst, kStride, kSource>(p, v, keys, dim, alpha, o);
-      if constexpr (kFirst < kCount) {
-        decode_accumulate_rows<kCount - kFirst, kStride, kSource>(
-            p + kFirst, v, keys, dim, alpha + kFirst, o + kFirst * leading_dim(dim));
+      if constexpr (kRest > 0) {
+        decode_accumulate_rows<kRest, kStride, kSource>(p + kFirst, v, keys, dim, alpha + kFirst,
+                                                        o + kFirst * leading_dim(dim));
       }
     });
   });
