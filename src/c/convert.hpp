@@ -20,12 +20,12 @@ Tensor tensor_of(std::string_view name, const attn_tensor* from);
 attn_device device_of(Device device);
 
 expr::Bindings bindings_of(std::string_view name, const attn_named_tensor* from, std::size_t count);
-Problem problem_of(const attn_problem* from);
-PlanOptions options_of(const attn_options* from);
-Context context_of(const attn_context* from);
-Inputs inputs_of(const attn_inputs* from);
-Outputs outputs_of(std::string_view name, const attn_outputs* from);
-OutputGradients output_gradients_of(const attn_output_gradients* from);
-Gradients gradients_of(const attn_gradients* from);
+Problem problem_of(const attn_problem* given_problem);
+PlanOptions options_of(const attn_options* given_options);
+Context context_of(const attn_context* given_context);
+Inputs inputs_of(const attn_inputs* given_inputs);
+Outputs outputs_of(std::string_view name, const attn_outputs* given_outputs);
+OutputGradients output_gradients_of(const attn_output_gradients* given_gradients);
+Gradients gradients_of(const attn_gradients* given_gradients);
 
 }  // namespace attn::c
