@@ -60,6 +60,7 @@ ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
       mbarrier_init(ring.empty(i), kWarps + 2);
     }
   }
+  tiles.trust_references();
   tiles.k_ring().init(1, kWarps);
   tiles.v_ring().init(1, kWarps);
   mbarrier_init_fence();

@@ -58,7 +58,9 @@ struct OnlineSoftmax {
   float m[2] = {minus_infinity(), minus_infinity()};  // kFar: the largest score, where r is its
 
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
-  template <bool kFar, int kCount>
+  // kKeepsLost: a row that is lost stays so. Example: l is 2^125 and the reference moves by 128:
+  // alpha is 0, for smaller numbers are flushed, and of l and O nothing would be left that tells.
+  template <bool kFar, bool kKeepsLost, int kCount>
   ATTN_DEVICE void raise(const float (&s)[kCount], float c, float (&alpha)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -77,7 +79,7 @@ struct OnlineSoftmax {
         m[i] = next_m;
       }
       r[i] = next;
-      l[i] *= alpha[i];
+      l[i] = kKeepsLost && l[i] > kLost ? l[i] : l[i] * alpha[i];
     }
   }
 
@@ -135,7 +137,7 @@ struct OnlineSoftmax {
   ATTN_DEVICE void begin_bare(const float (&s)[kCount], float c) {
     OnlineSoftmax fresh;
     float alpha[2];
-    fresh.raise<false>(s, c, alpha);
+    fresh.raise<false, false>(s, c, alpha);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (r[i] == minus_infinity()) r[i] = fresh.r[i];

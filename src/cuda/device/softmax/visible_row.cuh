@@ -28,9 +28,8 @@ struct StoredAs<true, Element> {
   using Type = Float32;
 };
 
-// kStoresLse: LSE is lost as well. A warp computes a row: a lane has a key of 32 for S, and columns
-// lane, lane + 32, ... for O.
-template <class C, bool kStoresLse, class Expressions>
+// A warp computes a row: a lane has a key of 32 for S, and columns lane, lane + 32, ... for O.
+template <class C, class Expressions>
 struct VisibleRow {
   using Element = typename C::Element;
   using Storage = typename Scalar<Element>::Storage;
@@ -156,23 +155,13 @@ struct VisibleRow {
       if (!C::kSplits || tile.split == 0) sink = p.sink[head];
     }
     const TwoFloats m = product(top, Expressions::kHasScore ? Expressions::kScoreFactor : p.scale);
-    const Denominator end = denominator<C::kSink, false, C::kSplits>(m, l, sink);
-    if constexpr (kStoresLse) {
-      if (lane() == 0) store_lse(end, query, head);
-    }
+    const Denominator end = denominator<C::kSink, false, false>(m, l, sink);
     float factor = end.inverse;
     if constexpr (C::kDropout) factor *= p.dropout_scale;
     Stored* const to = stored(query, head);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       if (inside(i)) to[32 * i + lane()] = Scalar<StoredElement>::to(o[i] * factor);
-    }
-  }
-  ATTN_DEVICE void store_lse(const Denominator& end, int query, int head) const {
-    if constexpr (C::kSplits) {
-      p.partial_lse[tile.partial_row(p, query, head)] = end.part;
-    } else if (p.lse != nullptr) {
-      p.lse[tile.query_row(p.lse_strides, query, head)] = end.lse;
     }
   }
   // The address that the row is stored to.
@@ -187,10 +176,10 @@ struct VisibleRow {
 
 // Writes again those of the rows [row0, row0 + count), which the threads of this warp have stored,
 // that are in use and not finite.
-template <class C, bool kStoresLse = false, class Expressions>
+template <class C, class Expressions>
 ATTN_DEVICE void write_visible_rows(const ForwardParams& p, const Expressions& e,
                                     const QueryTile<C>& tile, int row0, int count) {
-  const VisibleRow<C, kStoresLse, Expressions> again{p, e, tile};
+  const VisibleRow<C, Expressions> again{p, e, tile};
   __syncwarp();  // what others have stored is read
 #pragma unroll 1
   for (int row = max(row0, 0); row < row0 + count; ++row) {

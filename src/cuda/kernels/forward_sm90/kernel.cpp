@@ -72,13 +72,13 @@ bool gathers_blocks(const ForwardFeatures& f, const Problem& p, int keys) {
          sizeof(std::int32_t) * blocks * lists <= kMostBytes;
 }
 
-// ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand.
+// ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand, lost tiles.
 std::int64_t shared_bytes(const ForwardFeatures& f, const ForwardSm90Shape& s, int keys) {
   const std::int64_t panels_k = ceil_div(f.head_dim, 64), panels_v = ceil_div(f.head_dim_v, 64);
   const std::int64_t qs = std::int64_t{s.stages_q} * s.warpgroups;
   const std::int64_t barriers = 16 * qs + 16 * (s.stages_k + s.stages_v) + 72;
   return qs * 64 * 128 * panels_k + keys * 128 * (s.stages_k * panels_k + s.stages_v * panels_v) +
-         ceil_div(barriers, 16) * 16 + std::int64_t{4} * (48 + 16 * s.warpgroups) + 32;
+         ceil_div(barriers, 16) * 16 + std::int64_t{4} * (48 + 16 * s.warpgroups) + 32 + 16 * 17;
 }
 
 }  // namespace

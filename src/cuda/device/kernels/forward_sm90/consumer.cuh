@@ -84,6 +84,7 @@ struct ForwardSm90Consumer {
     if constexpr (kUnmasked) {
       at = operands(c);
       more = list.is_plain();
+      if constexpr (Tiles::kJudgesLate) more &= tiles.trusts_references();
     }
     while (!kUnmasked || more) {
       const bool begins = !kUnmasked && (!pending || !list.more());

@@ -68,7 +68,7 @@ struct ForwardSm90Epilogue {
       }
       ends.factor[i] = r.used ? end.inverse : 0.f;
       if constexpr (Tiles::kJudgesLate) {
-        if (r.used && l > OnlineSoftmax::kLost) ends.factor[i] = not_a_number();
+        if (r.exists && r.used && !(l <= OnlineSoftmax::kLost)) ends.factor[i] = not_a_number();
       }
       if constexpr (C::kDropout) ends.factor[i] *= tiles.p.dropout_scale;
       if constexpr (C::kDropsByProduct) ends.factor[i] *= factor_after_product<Element>();
@@ -138,8 +138,13 @@ struct ForwardSm90Epilogue {
     return __all_sync(~0u, finite);
   }
 
-  // Ends a tile: LSE and O go to memory from registers.
+  // Ends a tile: LSE and O go to memory from registers. Where other tiles are staged this is one
+  // without rows, such as a pause, after which tiles may be stored again: what the copy engine
+  // still stores of them must not come later.
   ATTN_DEVICE void write(State& c, int slot, const RowEnds& ends) const {
+    if constexpr (C::kStoresBoxes && Tiles::kJudgesLate) {
+      if (elect_one()) bulk_wait();
+    }
     const Own t = tiles.own_at(slot);
     write_lse(t, ends);
     clear_unused_rows(c, t);

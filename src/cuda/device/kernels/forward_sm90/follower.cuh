@@ -21,13 +21,13 @@ struct ForwardSm90Follower {
 #pragma unroll 1
     for (int warp = 0; warp < 4 * C::kConsumers; ++warp) {
       if (load_shared_byte(tiles.flag_address(slot, warp)) != 0) {
-        write_visible_rows<C, Tiles::kJudgesLate>(tiles.p, tiles.e, tile, w.row0 + 16 * warp, 16);
+        write_visible_rows(tiles.p, tiles.e, tile, w.row0 + 16 * warp, 16);
       }
     }
   }
 
-  // Computes again rows of O that a hidden key made NaN, or that are lost; then the tile's place is
-  // free.
+  // Computes again rows of O that a hidden key made NaN, or has the tile computed again first, as
+  // they may be lost; then the tile's place is free.
   ATTN_DEVICE void follow_tiles() const {
     const auto ring = tiles.tile_ring();
     for (unsigned n = 0;; ++n) {
@@ -35,7 +35,13 @@ struct ForwardSm90Follower {
       ring.wait(n);
       if (!Tiles::is_tile(tiles.get(slot))) return;
       tiles.stored_ring().wait(n);
-      if (tiles.has_flags(slot)) again(slot);
+      if (tiles.has_flags(slot)) {
+        if (Tiles::kJudgesLate && tiles.trusts_references() != 0) {
+          tiles.add_lost(slot);
+        } else {
+          again(slot);
+        }
+      }
       __syncwarp();
       ring.release(n);
     }

@@ -37,7 +37,12 @@ struct ForwardSm90Layout {
   static constexpr int kEmptyTile = kFullTile + 8 * kTileStages;
   static constexpr int kTileAt = divide_up<16>(kEmptyTile + 8 * kTileStages) * 16;
   static constexpr int kStoredTile = kTileAt + kTileBytes * kTileStages;  // of a follower
-  static constexpr int kBytes = kStoredTile + 8 * kTileStages;
+  // Tiles with lost rows: how many there are, whether references are trusted now (else these tiles
+  // are computed again), and 16 bytes of each.
+  static constexpr int kLostTiles = 16;
+  static constexpr int kLostCount = kStoredTile + 8 * kTileStages, kTrusts = kLostCount + 4;
+  static constexpr int kLostAt = kLostCount + 16;
+  static constexpr int kBytes = kLostAt + 16 * kLostTiles;
 };
 
 // A ring of kPlaces places in shared memory, each with two barriers: `full` completes when what was

@@ -94,6 +94,59 @@ struct ForwardSm90Producer {
   // A tile nears its end, and the next one is dealt, when C::kNearBlocks are not asked for.
   ATTN_DEVICE unsigned near_end() const { return tiles.shared + Layout::kNearEnd; }
 
+  // Where references are judged late, tiles with lost rows are computed again when the others are
+  // dealt, or when the list of lost tiles might get too long. Example: of 100 tiles 20 have lost
+  // rows: when some 12 are on the list, no more are dealt until these are computed again.
+  struct Passes {
+    bool pauses = false;  // the tile before is a pause
+    bool again = false;   // tiles come from the list
+    bool dealt = false;   // all others have been
+    int next = 0;         // of the list
+  };
+  // The tile of use n of the ring, for a whole warp.
+  ATTN_DEVICE Work next_work(Passes& passes, TileDealer& dealer, unsigned n) const {
+    const bool leader = threadIdx.x % 32 == 0;
+    const auto ring = tiles.tile_ring();
+    Work none{};
+    none.row0 = Tiles::kNoTile;
+    if (passes.pauses) {
+      ring.wait_empty(n + Layout::kTileStages - 1);  // the follower has looked at all tiles
+      const bool lost = tiles.lost_count() != 0;
+      passes = {false, lost && !passes.again, passes.dealt, 0};
+      if (leader) {
+        if (passes.again) {
+          tiles.distrust_references();
+        } else {
+          tiles.trust_references();
+        }
+      }
+      if (!passes.again && passes.dealt) return none;
+    }
+    if (passes.again) {
+      if (passes.next < tiles.lost_count()) {
+        ring.wait_empty(n);
+        return tiles.lost_tile(passes.next++);
+      }
+    } else if (!passes.dealt && tiles.has_room_for_lost()) {
+      const int index = __shfl_sync(~0u, leader ? dealer.next() : 0, 0);
+      OutputTile tile{};
+      if constexpr (C::kUneven) {
+        tile = tile_with_rows<C>(tiles.p, index);
+        passes.dealt = tile.batch < 0;
+      } else {
+        passes.dealt = index >= tiles.p.num_tiles;
+        if (!passes.dealt) tile = tile_at<C>(tiles.p, index);
+      }
+      ring.wait_empty(n);
+      if (!passes.dealt) return tiles.work_at(tile);
+    }
+    passes.pauses = true;
+    ring.wait_empty(n);
+    none.row0 = Tiles::kPauseRow;
+    none.set_blocks(tiles.p, tiles.p.least_blocks);
+    return none;
+  }
+
   // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp. It deals
   // a tile while the one before nears its end: one dealt earlier might begin late, as the last of
   // a launch, while other multiprocessors have nothing left to do.
@@ -104,14 +157,18 @@ struct ForwardSm90Producer {
     prefetch_tensor_map(tiles.maps.q);
     unsigned queries = 0;     // loaded so far
     unsigned long_tiles = 0;  // whose ends were waited for
+    Passes passes;
     for (unsigned n = 0;; ++n) {
       const int slot = ring.place(n);
       OutputTile uneven{};
-      if constexpr (C::kUneven) {
+      if constexpr (Tiles::kJudgesLate) {
+        const Work w = next_work(passes, dealer, n);
+        if (leader) tiles.put(slot, w);
+      } else if constexpr (C::kUneven) {
         const int index = leader ? dealer.next() : 0;
         uneven = tile_with_rows<C>(tiles.p, __shfl_sync(~0u, index, 0));
       }
-      if (leader) {
+      if (!Tiles::kJudgesLate && leader) {
         Work w{};
         w.row0 = Tiles::kNoTile;
         if constexpr (C::kUneven) {
@@ -128,7 +185,7 @@ struct ForwardSm90Producer {
       const Work w = tiles.get(slot);
       AllBlocks list;
       if (Tiles::is_tile(w)) {
-        list = AllBlocks(tiles, slot);
+        if (w.row0 != Tiles::kPauseRow) list = AllBlocks(tiles, slot);
         tiles.put_windows(slot, w, list);
       }
       if (leader) mbarrier_arrive(ring.full(n));

@@ -205,7 +205,7 @@ struct ForwardSm90Softmax {
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
     const float scale = exponent_scale();
-    c.softmax.template raise<Tiles::kFar>(c.s, scale, alpha);
+    c.softmax.template raise<Tiles::kFar, Tiles::kJudgesLate>(c.s, scale, alpha);
     if constexpr (!Tiles::kFar) {
       exponentiate<true, kAgain>(
           c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });

@@ -26,7 +26,8 @@ struct ForwardSm90Tiles {
 
   // Whether the references of a block were good is asked of l when the next products are under way:
   // P of any size is as good an operand as P below 1 unless it is infinite, as bf16 has the
-  // exponents of float32. Rows whose l grew too far in one step are left to the follower.
+  // exponents of float32. Rows whose l grew too far in one step are lost, and their tiles computed
+  // again by rounds that take the maximum of each block first.
   static constexpr bool kJudgesLate = Element::kExponent == 0x7f80 && !Expressions::kHasScore;
   // Rounds of blocks that need no mask have a loop of their own. Not with a score whose values, in
   // two loops, spill; those of a tanh by polynomials, with nothing else of its row, do not.
@@ -99,8 +100,8 @@ struct ForwardSm90Tiles {
     return w;
   }
 
-  // Whether a warp of the consumers has stored rows of the tile that are not finite: a byte each,
-  // which put() makes 0.
+  // Whether a warp of the consumers has stored rows of the tile that are lost or not finite: a byte
+  // each, which put() makes 0.
   static_assert(4 * C::kConsumers <= 12);
   ATTN_DEVICE unsigned flag_address(int slot, int warp) const {
     return slot_address(slot) + 36 + static_cast<unsigned>(warp);
@@ -109,6 +110,42 @@ struct ForwardSm90Tiles {
     const Int4 v = load_shared(slot_address(slot) + 32);
     return (v.y | v.z | v.w) != 0;
   }
+
+  // A tile without rows. It lets consumers end the tile before while it is open what comes next.
+  static constexpr int kPauseRow = 0x40000000;
+
+  // The list of tiles with lost rows, in shared memory: the follower makes it, the producer of
+  // tiles deals from it. These are for a whole warp.
+  ATTN_DEVICE int lost_count() const {
+    __syncwarp();
+    return uniform(load_shared_word(shared + Layout::kLostCount));
+  }
+  // Whether there is room for one more tile, and for those under way.
+  ATTN_DEVICE bool has_room_for_lost() const {
+    return lost_count() + Layout::kTileStages < Layout::kLostTiles;
+  }
+  ATTN_DEVICE void add_lost(int slot) const {
+    const int count = lost_count();
+    if (threadIdx.x % 32 != 0) return;
+    store_shared(shared + static_cast<unsigned>(Layout::kLostAt + 16 * count),
+                 load_shared(slot_address(slot)));
+    store_shared_word(shared + Layout::kLostCount, static_cast<unsigned>(count + 1));
+  }
+  ATTN_DEVICE Work lost_tile(int i) const {
+    const Int4 a = load_shared(shared + static_cast<unsigned>(Layout::kLostAt + 16 * i));
+    Work w{own_sequence_of<C>(p, a.z), a.y, a.w, a.x, 0, 0};
+    w.set_blocks(p, p.least_blocks);
+    return w;
+  }
+  // 1 while tiles are computed for the first time, 0 while they are computed again.
+  ATTN_DEVICE unsigned trusts_references() const {
+    return static_cast<unsigned>(load_shared_word(shared + Layout::kTrusts));
+  }
+  // For one thread, while no tile is under way.
+  ATTN_DEVICE void trust_references() const {
+    store_shared(shared + Layout::kLostCount, {0, 1, 0, 0});
+  }
+  ATTN_DEVICE void distrust_references() const { store_shared_word(shared + Layout::kTrusts, 0); }
 
   ATTN_DEVICE QueryRange queries(const Work& w, int row, int rows) const {
     QueryRange range{row / kGroup, min((row + rows - 1) / kGroup, w.sequence.length_q - 1), w.head,

@@ -4,7 +4,10 @@ namespace attn::device {
 
 inline float minus_infinity() { return -INFINITY; }
 inline float not_a_number() { return NAN; }
-inline float exp2_approximate(float x) { return std::exp2(x); }
+inline float exp2_approximate(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0 : y;
+}
 inline float max_or_nan(float x, float y) { return x != x || y != y ? x + y : std::max(x, y); }
 inline float reciprocal_approximate(float x) { return 1 / x; }
 inline float fma_saturated(float x, float y, float z) {
