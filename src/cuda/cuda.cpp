@@ -14,7 +14,7 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   const ContextGuard guard(plan.device.index);  // once for all launches
-  cuda::run_forward(plan, inputs, outputs, context);
+  launch_forward(plan, inputs, outputs, context);
   write_packed_tail(plan.problem, inputs, outputs, context);
 }
 
@@ -22,7 +22,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const Context& context) {
   const ContextGuard guard(plan.device.index);
-  cuda::run_backward(plan, inputs, outputs, d_outputs, gradients, context);
+  launch_backward(plan, inputs, outputs, d_outputs, gradients, context);
   write_packed_tail(plan.problem, inputs, gradients, context);
 }
 

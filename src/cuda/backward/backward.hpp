@@ -10,9 +10,9 @@ namespace attn::cuda {
 
 Plan plan_backward(const Problem& problem, const PlanOptions& options);
 // Runs a plan as cuda::backward does (cuda.hpp).
-void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-                  const OutputGradients& d_outputs, const Gradients& gradients,
-                  const Context& context);
+void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                     const OutputGradients& d_outputs, const Gradients& gradients,
+                     const Context& context);
 // The sources of all kernels that a backward pass of the problem takes on this architecture. Of
 // options, kernel and deterministic count.
 std::vector<Source> backward_sources(const Problem& problem, Arch arch, const PlanOptions& options);

@@ -86,9 +86,9 @@ void launch_gradients(const BackwardRun& run, const DeviceInfo& device,
 
 }  // namespace
 
-void run_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-                  const OutputGradients& d_outputs, const Gradients& gradients,
-                  const Context& context) {
+void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                     const OutputGradients& d_outputs, const Gradients& gradients,
+                     const Context& context) {
   const Problem& p = plan.problem;
   check_buffer_gradients(p, gradients);
   const ContextGuard guard(plan.device.index);

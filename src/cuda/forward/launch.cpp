@@ -115,8 +115,8 @@ std::vector<PrefixOperands> prefix_operands(const Problem& problem, const Forwar
 
 }  // namespace
 
-void run_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-                 const Context& context) {
+void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                    const Context& context) {
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
   const ContextGuard guard(plan.device.index);
