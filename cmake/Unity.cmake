@@ -1,8 +1,8 @@
 # attn_unite(TARGET FOLDER ...): compiles the files of each folder of the target together, eight at a time, as reading headers
 # is most of what they take. Names of their unnamed namespaces must differ. Loops that take a run's time stay in files of
-# their own, whose machine code no neighbour changes; so do all files where a compiler cache wants to see each by itself.
+# their own, whose machine code no neighbour changes; so do all files where attn_unites is off.
 function(attn_unite target)
-  if(CMAKE_CXX_COMPILER_LAUNCHER)
+  if(NOT attn_unites)
     return()
   endif()
   get_target_property(sources ${target} SOURCES)

@@ -100,7 +100,7 @@ auto fields_of(auto& plan) {
 
 // O [rows, heads_q, head_dim_v] and LSE [rows, heads_q] of a part, in the order of the rows of Q.
 // LSE is f64: near 1e9, where an additive mask puts it, f32 would not tell 200 keys from 10.
-struct Partial {
+struct PassResult {
   std::byte* o = nullptr;
   double* lse = nullptr;
 };
@@ -148,7 +148,7 @@ class Run {
   // O and LSE of a part, as a call writes them; `as_one`: all rows as one packed sequence.
   void attend(const Plan& plan, Inputs part, bool as_one) {
     const auto element = static_cast<std::int64_t>(size_of(dtype_));
-    Partial& to = partials_[count_++];
+    PassResult& to = partials_[count_++];
     to.o = workspace_.take(Size(rows_) * p_.heads_q * p_.head_dim_v * element, "parts of O");
     to.lse = reinterpret_cast<double*>(
         workspace_.take(Size(rows_) * p_.heads_q * Size(sizeof(double)), "LSE of parts"));
@@ -260,7 +260,7 @@ class Run {
   Workspace& workspace_;
   DType dtype_;
   std::int64_t rows_ = 0;  // of Q
-  std::array<Partial, kMostParts> partials_{};
+  std::array<PassResult, kMostParts> partials_{};
   std::size_t count_ = 0;
 };
 
