@@ -5,7 +5,7 @@
 namespace attn::testing {
 namespace {
 
-constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
 
 const Refusal kSequences[] = {
     {"NoCuSeqlens",
@@ -56,7 +56,7 @@ const Refusal kSequences[] = {
      packed_call,
      [](Call& c) { c.problem.seqlen_k = 6; },
      {"seqlen_k is 6", "at least 7"}},
-    {"HugeBatchOfPacked", packed_call, [](Call& c) { c.problem.batch = kHuge; }, {"batch"}},
+    {"HugeBatchOfPacked", packed_call, [](Call& c) { c.problem.batch = kLargest; }, {"batch"}},
     {"PackedLse",
      packed_call,
      [](Call& c) { c.out.lse.shape[1] = 9; },
@@ -145,7 +145,7 @@ const Refusal kSequences[] = {
      kForward},
     {"PageSizeHuge",
      paged_call,
-     [](Call& c) { c.problem.page_size = kHuge; },
+     [](Call& c) { c.problem.page_size = kLargest; },
      {"page_table is", "pages of"},
      kForward},
     {"PageSizeOfDense",

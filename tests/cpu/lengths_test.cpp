@@ -19,9 +19,9 @@ namespace {
 constexpr std::int64_t kHeadsQ = 8, kHeadsK = 2, kDim = 64;
 
 // Runs everything on the caller, and counts what it is given.
-class Spy final : public Executor {
+class TaskSpy final : public Executor {
  public:
-  explicit Spy(int workers) : workers_(workers) {}
+  explicit TaskSpy(int workers) : workers_(workers) {}
   int concurrency() const noexcept override { return workers_; }
   void parallel_for(std::int64_t count,
                     const std::function<void(std::int64_t, int)>& body) override {
@@ -152,7 +152,7 @@ TEST(Lengths, AChangedPlanIsHonoured) {
 TEST(Lengths, KeysPastALengthCostNoTask) {
   constexpr std::int64_t kCache = 8192;
   const auto run = [](Batch& batch) {
-    const auto spy = std::make_shared<Spy>(64);
+    const auto spy = std::make_shared<TaskSpy>(64);
     batch.run({}, {.executor = spy});
     return spy->most;
   };

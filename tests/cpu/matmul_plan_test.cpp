@@ -38,12 +38,12 @@ struct Product {
   }
 };
 
-struct Edit {
+struct MatmulEdit {
   const char* expected;
   std::function<void(MatmulPlan&)> edit;
 };
 
-void expect_refused(const Edit& edit, const MatmulOptions& options) {
+void expect_refused(const MatmulEdit& edit, const MatmulOptions& options) {
   Product product;
   MatmulPlan plan = make_plan(product.problem, options);
   EXPECT_EQ(product.run(plan), "") << "as it is, it runs";
@@ -53,8 +53,8 @@ void expect_refused(const Edit& edit, const MatmulOptions& options) {
   EXPECT_NE(message.find("accepted"), std::string::npos) << message;
 }
 
-const std::vector<Edit>& edits_of_any_backend() {
-  static const std::vector<Edit> edits = {
+const std::vector<MatmulEdit>& edits_of_any_backend() {
+  static const std::vector<MatmulEdit> edits = {
       {"backend of the plan is cuda", [](MatmulPlan& p) { p.backend = Backend::cuda; }},
       {"backend of the plan is automatic", [](MatmulPlan& p) { p.backend = Backend::automatic; }},
       {"backend of the plan is unknown",
@@ -90,7 +90,7 @@ TEST(MatmulPlan, EditedToNonsenseIsRefusedByField) {
   for (const char* rung : {"naive", "blocked", "few_rows", "packed"}) {
     SCOPED_TRACE(rung);
     const MatmulOptions options{.rung = rung};
-    for (const Edit& edit : edits_of_any_backend()) expect_refused(edit, options);
+    for (const MatmulEdit& edit : edits_of_any_backend()) expect_refused(edit, options);
     expect_refused(
         {"isa of the plan is automatic", [](MatmulPlan& p) { p.isa = InstructionSet::automatic; }},
         options);
@@ -103,7 +103,7 @@ TEST(MatmulPlan, EditedToNonsenseIsRefusedByField) {
 
 TEST(MatmulPlan, OfTheReferenceHasNothingToEdit) {
   const MatmulOptions options{.backend = Backend::reference};
-  for (const Edit& edit : edits_of_any_backend()) expect_refused(edit, options);
+  for (const MatmulEdit& edit : edits_of_any_backend()) expect_refused(edit, options);
   expect_refused({"isa of the plan is avx2", [](MatmulPlan& p) { p.isa = InstructionSet::avx2; }},
                  options);
   expect_refused({"rung", [](MatmulPlan& p) { p.rung = "packed"; }}, options);

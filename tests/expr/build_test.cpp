@@ -21,7 +21,7 @@ using expr::Type;
 constexpr const void* kNothing = nullptr;
 
 template <class Build>
-std::string message_of(Build build) {
+std::string refusal_of(Build build) {
   try {
     build();
   } catch (const Error& error) {
@@ -67,49 +67,49 @@ TEST(Build, Types) {
 TEST(Build, ErrorsPrintTheOperands) {
   const auto& s = expr::symbols();
   const Expr flag = s.query < s.key;
-  EXPECT_EQ(message_of([&] { flag + 3; }),
+  EXPECT_EQ(refusal_of([&] { flag + 3; }),
             "expression '+' of 'query < key' (boolean) and '3' (int32): accepts int32 and float32");
-  EXPECT_EQ(message_of([&] { s.score % 3; }),
+  EXPECT_EQ(refusal_of([&] { s.score % 3; }),
             "expression '%' of 'score' (float32) and '3' (int32): accepts int32");
-  EXPECT_EQ(message_of([&] { flag& flag; }),
+  EXPECT_EQ(refusal_of([&] { flag& flag; }),
             "expression '&' of 'query < key' (boolean) and 'query < key' (boolean): accepts int32");
-  EXPECT_EQ(message_of([&] { s.query << s.score; }),
+  EXPECT_EQ(refusal_of([&] { s.query << s.score; }),
             "expression '<<' of 'query' (int32) and 'score' (float32): accepts int32");
-  EXPECT_EQ(message_of([&] { s.query&& flag; }),
+  EXPECT_EQ(refusal_of([&] { s.query&& flag; }),
             "expression '&&' of 'query' (int32) and 'query < key' (boolean): accepts boolean");
-  EXPECT_EQ(message_of([&] { !s.score; }), "expression '!' of 'score' (float32): accepts boolean");
-  EXPECT_EQ(message_of([&] { tanh(flag); }),
+  EXPECT_EQ(refusal_of([&] { !s.score; }), "expression '!' of 'score' (float32): accepts boolean");
+  EXPECT_EQ(refusal_of([&] { tanh(flag); }),
             "expression 'tanh' of 'query < key' (boolean): accepts int32 and float32");
-  EXPECT_EQ(message_of([&] { to_float(flag); }),
+  EXPECT_EQ(refusal_of([&] { to_float(flag); }),
             "expression 'to_float' of 'query < key' (boolean): accepts int32 and float32");
-  EXPECT_EQ(message_of([&] { to_int(flag); }),
+  EXPECT_EQ(refusal_of([&] { to_int(flag); }),
             "expression 'to_int' of 'query < key' (boolean): accepts int32 and float32");
   const std::string of_score =
       "accepts what does not depend on score, which each kernel rounds in its own way: one next to "
       "an integer would become either of its neighbours";
-  EXPECT_EQ(message_of([&] { floor(2 * s.score); }),
+  EXPECT_EQ(refusal_of([&] { floor(2 * s.score); }),
             "expression 'floor' of '2.0 * score' (float32): " + of_score);
-  EXPECT_EQ(message_of([&] { to_int(select(s.score < 1, 1.5F, 2)); }),
+  EXPECT_EQ(refusal_of([&] { to_int(select(s.score < 1, 1.5F, 2)); }),
             "expression 'to_int' of 'select(score < 1.0, 1.5, 2.0)' (float32): " + of_score);
-  EXPECT_NE(message_of([&] { trunc(s.score); }).find(of_score), std::string::npos);
-  EXPECT_NE(message_of([&] { ceil(s.score); }).find(of_score), std::string::npos);
+  EXPECT_NE(refusal_of([&] { trunc(s.score); }).find(of_score), std::string::npos);
+  EXPECT_NE(refusal_of([&] { ceil(s.score); }).find(of_score), std::string::npos);
   EXPECT_EQ(
-      message_of([&] { static_cast<void>(flag == 1); }),
+      refusal_of([&] { static_cast<void>(flag == 1); }),
       "expression '==' of 'query < key' (boolean) and '1' (int32): accepts two numbers or two "
       "booleans");
   EXPECT_EQ(
-      message_of([&] { select(s.query, 1, 2); }),
+      refusal_of([&] { select(s.query, 1, 2); }),
       "expression 'select' of 'query' (int32), '1' (int32) and '2' (int32): accepts a boolean "
       "condition, then two numbers or two booleans");
-  EXPECT_EQ(message_of([&] { select(flag, 1, flag); }),
+  EXPECT_EQ(refusal_of([&] { select(flag, 1, flag); }),
             "expression 'select' of 'query < key' (boolean), '1' (int32) and 'query < key' "
             "(boolean): accepts a boolean condition, then two numbers or two booleans");
-  EXPECT_EQ(message_of([&] { static_cast<void>(flag < flag); }),
+  EXPECT_EQ(refusal_of([&] { static_cast<void>(flag < flag); }),
             "expression '<' of 'query < key' (boolean) and 'query < key' (boolean): accepts int32 "
             "and float32");
-  EXPECT_EQ(message_of([&] { s.query + Expr(); }),
+  EXPECT_EQ(refusal_of([&] { s.query + Expr(); }),
             "expression '+': an operand is an empty Expr; every operand must be given");
-  EXPECT_EQ(message_of([] { Expr().type(); }), "expression: an empty Expr has no type; give one");
+  EXPECT_EQ(refusal_of([] { Expr().type(); }), "expression: an empty Expr has no type; give one");
 }
 
 TEST(Build, BuffersAreChecked) {
@@ -117,45 +117,45 @@ TEST(Build, BuffersAreChecked) {
   const float data[4] = {};
   const Tensor vector = tensor(data, {4});
   for (const char* name : {"", "1x", "a b", "score", "tanh", "true", "nan", "a-b", "\xc3\xa9"}) {
-    EXPECT_NE(message_of([&] { Buffer(name, vector); }), "(no error)") << name;
+    EXPECT_NE(refusal_of([&] { Buffer(name, vector); }), "(no error)") << name;
   }
-  EXPECT_NE(message_of([&] { Buffer(std::string(65, 'a'), vector); }), "(no error)");
-  EXPECT_EQ(message_of([&] { Buffer(std::string(64, 'a'), vector); }), "(no error)");
-  EXPECT_EQ(message_of([&] {
+  EXPECT_NE(refusal_of([&] { Buffer(std::string(65, 'a'), vector); }), "(no error)");
+  EXPECT_EQ(refusal_of([&] { Buffer(std::string(64, 'a'), vector); }), "(no error)");
+  EXPECT_EQ(refusal_of([&] {
               Tensor five = vector;
               five.rank = 5;
               Buffer("x", five);
             }),
             "buffer 'x': rank 5; accepted are 0 to 4");
-  EXPECT_EQ(message_of([&] { Buffer("x", tensor(kNothing, DType::f64, {4})); }),
+  EXPECT_EQ(refusal_of([&] { Buffer("x", tensor(kNothing, DType::f64, {4})); }),
             "buffer 'x': dtype f64; accepted are f32, bf16, f16, i32 and u8");
   const Buffer x("x", vector);
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(refusal_of([&] {
               x({s.query, s.key});
             }),
             "expression buffer 'x': 2 indices given, its rank is 1");
-  EXPECT_EQ(message_of([&] { x[s.score]; }),
+  EXPECT_EQ(refusal_of([&] { x[s.score]; }),
             "expression buffer 'x': index 'score' (float32) given, indices must be int32");
-  EXPECT_NE(message_of([&] { x[Expr()]; }), "(no error)");
+  EXPECT_NE(refusal_of([&] { x[Expr()]; }), "(no error)");
   EXPECT_EQ(x[s.key].type(), Type::float32);
   EXPECT_EQ(Buffer("u", tensor(kNothing, DType::u8, {4}))[s.key].type(), Type::int32);
   // Neither described nor bound: an error when it is read, not a crash.
   const Expr unbound = Buffer("x", tensor(kNothing, DType::f32, {4}))[s.key];
-  EXPECT_EQ(message_of([&] { evaluate<float>(unbound, {}); }),
+  EXPECT_EQ(refusal_of([&] { evaluate<float>(unbound, {}); }),
             "buffer 'x': no data; bind a tensor to this name when the problem runs");
   EXPECT_EQ(evaluate<float>(unbound, {}, {{"x", vector}}), 0.0F);
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(refusal_of([&] {
               evaluate<float>(unbound, {}, {{"x", tensor(data, {2, 2})}});
             }),
             "(no error)");
   const std::int32_t numbers[4] = {};
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(refusal_of([&] {
               evaluate<float>(unbound, {}, {{"x", tensor(numbers, {4})}});
             }),
             "(no error)");
   // One name, two tensors.
   const float other[4] = {};
-  EXPECT_NE(message_of([&] { buffers(x[s.key] + Buffer("x", tensor(other, {4}))[s.key]); }),
+  EXPECT_NE(refusal_of([&] { buffers(x[s.key] + Buffer("x", tensor(other, {4}))[s.key]); }),
             "(no error)");
   EXPECT_EQ(buffers(x[s.key] + x[s.query]).size(), 1U);
 }
@@ -180,7 +180,7 @@ TEST(Build, Scalars) {
   EXPECT_EQ(classify(mask, tile, bound), expr::Coverage::empty);
   // One value under a name; trees are the same whatever it is.
   EXPECT_EQ(buffers(window + expr::scalar("w", 5)).size(), 1U);
-  EXPECT_NE(message_of([&] { buffers(window + expr::scalar("w", 6)); }), "(no error)");
+  EXPECT_NE(refusal_of([&] { buffers(window + expr::scalar("w", 6)); }), "(no error)");
   EXPECT_TRUE(same(window, expr::scalar("w", 6)));
   EXPECT_FALSE(same(window, expr::scalar("w", 5.0)));
   EXPECT_EQ(to_string(mask), "query - key < w");
@@ -188,21 +188,21 @@ TEST(Build, Scalars) {
   EXPECT_EQ(to_cuda(mask), "(attn_sub(query, key) < scalar_w.value)");
   EXPECT_EQ(to_string(derivative(s.score * expr::scalar("x", 0.5))), "x");
 
-  EXPECT_EQ(message_of([&] { expr::scalar("w", s.key); }),
+  EXPECT_EQ(refusal_of([&] { expr::scalar("w", s.key); }),
             "scalar 'w' of value 'key'; accepted is a number");
-  EXPECT_EQ(message_of([&] { expr::scalar("w", true); }),
+  EXPECT_EQ(refusal_of([&] { expr::scalar("w", true); }),
             "scalar 'w' of value 'true'; accepted is a number");
-  EXPECT_NE(message_of([&] { expr::scalar("key", 1); }), "(no error)");
+  EXPECT_NE(refusal_of([&] { expr::scalar("key", 1); }), "(no error)");
   const std::uint8_t byte = 1;
-  EXPECT_EQ(message_of([&] { Buffer("w", tensor(&byte, {})); }),
+  EXPECT_EQ(refusal_of([&] { Buffer("w", tensor(&byte, {})); }),
             "buffer 'w': a scalar of u8 on cpu; accepted are i32 and f32 on the CPU");
   alignas(4) const std::uint8_t bytes[8] = {};
   Tensor odd = tensor(bytes + 1, {});
   odd.dtype = DType::i32;
-  const std::string refused = message_of([&] { Buffer("w", odd); });
+  const std::string refused = refusal_of([&] { Buffer("w", odd); });
   EXPECT_TRUE(refused.starts_with("buffer 'w': a scalar at address 0x")) << refused;
   EXPECT_TRUE(refused.ends_with("; accepted are multiples of 4")) << refused;
-  EXPECT_EQ(message_of([&] { window.node().buffer->operator[](s.key); }),
+  EXPECT_EQ(refusal_of([&] { window.node().buffer->operator[](s.key); }),
             "expression buffer 'w': 1 indices given, its rank is 0");
 }
 
@@ -279,13 +279,13 @@ TEST(Build, KeepsOperandsThatReadABuffer) {
 
 TEST(Build, RefusesTreesTooLargeToRecurseOver) {
   Expr deep = expr::symbols().score;
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(refusal_of([&] {
               for (int i = 0; i < 1000; ++i) deep = tanh(deep);
             }),
             "(no error)");
   EXPECT_EQ(deep.node().depth, 256);
   Expr wide = expr::symbols().score;
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(refusal_of([&] {
               for (int i = 0; i < 1000; ++i) wide = wide * wide;
             }),
             "(no error)");
@@ -300,8 +300,8 @@ TEST(Build, SubstituteReplacesEverySymbol) {
             "(score + 2.0) * (score + 2.0) + select(key < 3, score + 2.0, 1.0)");
   EXPECT_TRUE(same(substitute(s.key <= s.query, expr::Op::key, 3), s.query >= 3));
   EXPECT_FALSE(depends_on(substitute(e, expr::Op::key, 5), expr::Op::key));
-  EXPECT_NE(message_of([&] { substitute(e, expr::Op::score, s.key); }), "(no error)");
-  EXPECT_NE(message_of([&] { substitute(e, expr::Op::tanh, s.score); }), "(no error)");
+  EXPECT_NE(refusal_of([&] { substitute(e, expr::Op::score, s.key); }), "(no error)");
+  EXPECT_NE(refusal_of([&] { substitute(e, expr::Op::tanh, s.score); }), "(no error)");
   // Semantics: evaluating the result is evaluating with the replaced value.
   for (std::uint32_t seed = 1; seed <= 300; ++seed) {
     test::RandomExpr random(seed, true);

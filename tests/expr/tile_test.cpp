@@ -30,8 +30,8 @@ std::vector<const cpu::TileOps*> tables() {
 }
 
 // A tile with its memory; scores beyond the last key are poisoned and must stay so.
-struct Tile {
-  Tile(test::RandomExpr& random, const cpu::TileOps& ops, const expr::BoundProgram& program)
+struct TileOfScores {
+  TileOfScores(test::RandomExpr& random, const cpu::TileOps& ops, const expr::BoundProgram& program)
       : scratch(program.scratch_floats() + 16, kPoison) {
     context.rows = ops.rows;
     context.keys = random.uniform(1, cpu::kBlockK);
@@ -91,7 +91,7 @@ TEST(TileEvaluation, BooleansAndIntegersAreExact) {
                          ? random.int32(4) <= random.int32(4) || random.int32(3) == random.int32(2)
                          : random.int32(5);
       const expr::BoundProgram program = expr::bind(expr::compile(e), {});
-      Tile tile(random, *ops, program);
+      TileOfScores tile(random, *ops, program);
       std::vector<float> out(tile.s.size(), kPoison);
       ops->evaluate(program, tile.context, tile.s.data(), out.data());
       std::vector<float> masked = tile.s;
@@ -136,7 +136,7 @@ TEST(TileEvaluation, CorrectlyRoundedFloatsAreExact) {
       if (has_approximate(e)) continue;
       ++compared;
       const expr::BoundProgram program = expr::bind(expr::compile(e), {});
-      Tile tile(random, *ops, program);
+      TileOfScores tile(random, *ops, program);
       std::vector<float> out(tile.s.size(), kPoison);
       ops->evaluate(program, tile.context, tile.s.data(), out.data());
       std::vector<float> in_place = tile.s;
@@ -190,7 +190,7 @@ TEST(TileEvaluation, FunctionsAreAccurate) {
     for (const Function& f : functions) {
       const expr::BoundProgram program = expr::bind(expr::compile(f.e), {});
       test::RandomExpr random(5);
-      Tile tile(random, *ops, program);
+      TileOfScores tile(random, *ops, program);
       tile.context.keys = cpu::kBlockK;
       double worst = 0;
       float worst_at = 0;
@@ -263,7 +263,7 @@ TEST(TileEvaluation, LogarithmsOfPowersOfTwoAreRounded) {
   for (const cpu::TileOps* ops : tables()) {
     const expr::BoundProgram program = expr::bind(expr::compile(log(expr::symbols().score)), {});
     test::RandomExpr random(5);
-    Tile tile(random, *ops, program);
+    TileOfScores tile(random, *ops, program);
     tile.context.keys = cpu::kBlockK;
     std::vector<float> out(tile.s.size(), kPoison);
     for (int power = -126; power <= 127; ++power) {
@@ -293,7 +293,7 @@ TEST(TileEvaluation, FloorAndToIntAreExact) {
     const expr::BoundProgram floors = expr::bind(expr::compile(floor(x)), {});
     const expr::BoundProgram integers = expr::bind(expr::compile(to_int(x)), {});
     test::RandomExpr random(5);
-    Tile tile(random, *ops, floors);
+    TileOfScores tile(random, *ops, floors);
     tile.scratch.resize(tile.scratch.size() + integers.scratch_floats());
     auto address = reinterpret_cast<std::uintptr_t>(tile.scratch.data());
     tile.context.scratch = tile.scratch.data() + (64 - address % 64) % 64 / sizeof(float);
@@ -348,7 +348,7 @@ TEST(TileEvaluation, Shorthands) {
       const expr::BoundProgram program = expr::bind(expr::compile(e), {});
       for (int i = 0; i < 20; ++i) {
         test::RandomExpr random(static_cast<std::uint32_t>(seeds()));
-        Tile tile(random, *ops, program);
+        TileOfScores tile(random, *ops, program);
         tile.context.key0 = random.uniform(0, 60);  // past the end of the bias at times
         std::vector<float> out(tile.s.size(), kPoison);
         ops->evaluate(program, tile.context, tile.s.data(), out.data());

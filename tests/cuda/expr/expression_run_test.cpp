@@ -19,7 +19,7 @@ using expr::Point;
 constexpr unsigned kPoints = 512;
 
 // One thread a point; the tile of its classify is [query, query + 3] x [key, key + 5], one head.
-constexpr const char* kKernel = R"(
+constexpr const char* kRun = R"(
 struct Point { float score; int query, key, batch, head, seqlen_q, seqlen_k; };
 struct Result { float score; int visible, coverage; };
 extern "C" __global__ void evaluate(const __grid_constant__ attn::device::Expressions e,
@@ -94,7 +94,7 @@ bool is_exact(const Expr& mask) {
 
 std::vector<Result> run(const test::DeviceExpressions& e, const std::vector<DevicePoint>& points) {
   const Source source{.name = "expressions",
-                      .text = print_expressions(e.mask, e.score) + kKernel,
+                      .text = print_expressions(e.mask, e.score) + kRun,
                       .entry = "evaluate",
                       .options = {}};
   const auto kernel = get_kernel(0, source, {});
