@@ -61,7 +61,7 @@ import pathlib, re, sys
 def code(text):
     lines = [line.strip() for line in text.splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
-examples = [code(path.read_text()) for path in pathlib.Path("examples").glob("*.c*")]
+examples = [code(path.read_text()) for path in pathlib.Path("examples").rglob("*.c*")]
 for page in sys.argv[1:]:
     for block in re.findall(r"```c(?:pp)?\n(.*?)```", pathlib.Path(page).read_text(), re.S):
         if not any(code(block) in example for example in examples):

@@ -1,0 +1,86 @@
+// The layers of a Llama decoder without its attention: embedding, norms, products, rotary
+// positions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attn/attn.hpp"
+#include "gguf.hpp"
+
+namespace generate {
+
+// `count` of the first dimension, from `first` on.
+attn::Tensor part(attn::Tensor t, std::int64_t first, std::int64_t count);
+
+// C <- activation(A W^T), or C += A W^T, with the weights W [out, in] of a file.
+class Linear {
+ public:
+  Linear() = default;
+  // Weights in blocks, and others where `dtype` asks for it, are stored anew.
+  Linear(const StoredTensor& weight, std::optional<attn::DType> dtype);
+
+  // Rows a [rows, in] and c [rows, out]. Plans at the first call with as many rows.
+  void set(const attn::Tensor& a, const attn::Tensor& c,
+           attn::Activation activation = attn::Activation::none);
+  void add(const attn::Tensor& a, const attn::Tensor& c);
+
+ private:
+  void run(attn::MatmulProblem problem, const attn::Tensor& a, const attn::Tensor& c);
+
+  std::vector<std::byte> stored_{};
+  attn::Tensor weight_{};  // [out, in]
+  std::map<std::int64_t, attn::MatmulPlan> plans_{};
+};
+
+struct Config {
+  int layers, dim, heads, heads_k, head_dim, dim_inner, rope_dims, vocabulary;
+  float epsilon;
+};
+
+// Of the rows of a step. The tensors are f32: q and o [rows, heads, head_dim], k and v [rows,
+// heads_k, head_dim].
+struct Activations {
+  std::vector<float> x{};  // [rows, dim], what layers add to
+  std::vector<float> normed{}, gate{}, up{};
+  std::vector<float> cos{}, sin{};  // [rows, rope_dims / 2]
+  std::vector<float> store_q{}, store_k{}, store_v{}, store_o{};
+  attn::Tensor q{}, k{}, v{}, o{};
+};
+
+class Model {
+ public:
+  // Throws std::runtime_error, where the file is no such model, or has tensors that it lacks.
+  // The file must outlive the model.
+  Model(GgufFile& file, std::optional<attn::DType> weights);
+
+  const Config& config() const { return config_; }
+  // What follows is valid until the next call.
+  Activations& embed(const std::vector<std::int32_t>& tokens,
+                     const std::vector<std::int32_t>& positions);
+  void project(int layer, Activations& x);  // x.x to x.q, x.k, x.v
+  void finish(int layer, Activations& x);   // x.o to x.x
+  // [rows, vocabulary], of these rows.
+  const std::vector<float>& logits(const Activations& x, const std::vector<std::int32_t>& rows);
+
+ private:
+  struct Layer {
+    std::vector<float> norm_attention{}, norm_inner{};
+    Linear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
+  };
+  void rotate(const Activations& x, std::vector<float>& heads) const;
+
+  Config config_{};
+  const StoredTensor* embedding_ = nullptr;
+  std::vector<float> frequencies_{}, norm_{};  // [rope_dims / 2]: radians a position
+  std::vector<Layer> layers_{};
+  Linear output_{};
+  Activations activations_{};
+  std::vector<float> last_{}, logits_{};
+};
+
+}  // namespace generate
