@@ -20,6 +20,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <exception>
 #include <fstream>
 #include <iostream>
@@ -116,32 +117,33 @@ Options parse(const std::vector<std::string>& arguments) {
 }
 
 // Tokens and seconds of steps with rows of a prompt, and of others.
-class Rates {
- public:
-  void run(generate::Engine& engine) {
-    for (;;) {
-      const auto start = std::chrono::steady_clock::now();
-      if (!engine.step()) break;
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      const bool is_prompt = engine.counts().last_prompt_rows != 0;
-      seconds_[is_prompt] += took.count();
-      tokens_[is_prompt] +=
-          is_prompt ? engine.counts().last_prompt_rows : engine.counts().last_generated;
-    }
-  }
-  void print(const generate::Engine::Counts& counts) const {
-    std::fprintf(stderr,
-                 "prompts: %d tokens in %.3f s, %.1f tokens/s; then %d tokens in %.3f s, %.1f "
-                 "tokens/s; %d steps, %d of %d drafted tokens accepted\n",
-                 tokens_[1], seconds_[1], tokens_[1] / seconds_[1], tokens_[0], seconds_[0],
-                 tokens_[0] / std::max(seconds_[0], 1e-9), counts.steps, counts.accepted,
-                 counts.drafted);
-  }
+struct Rate {
+  int tokens = 0;
+  double seconds = 0, processor = 0;  // of all threads
 
- private:
-  int tokens_[2] = {};
-  double seconds_[2] = {};
+  void print(const char* what) const {
+    std::fprintf(stderr, "%s: %d tokens in %.3f s, %.1f tokens/s, %.3f s of processor time\n", what,
+                 tokens, seconds, tokens / std::max(seconds, 1e-9), processor);
+  }
 };
+
+void run_all(generate::Engine& engine) {
+  Rate prompts, others;
+  for (;;) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t processor = std::clock();
+    if (!engine.step()) break;
+    const generate::Engine::Counts& counts = engine.counts();
+    Rate& rate = counts.last_prompt_rows != 0 ? prompts : others;
+    rate.tokens += counts.last_prompt_rows != 0 ? counts.last_prompt_rows : counts.last_generated;
+    rate.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    rate.processor += static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC;
+  }
+  prompts.print("prompts");
+  others.print("decoding");
+  std::fprintf(stderr, "%d steps, %d of %d drafted tokens accepted\n", engine.counts().steps,
+               engine.counts().accepted, engine.counts().drafted);
+}
 
 void write(std::ofstream& to, const void* data, std::size_t bytes) {
   to.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
@@ -178,9 +180,7 @@ void run(const Options& o) {
     };
   }
   if (o.prompts.size() == 1) std::cout << o.prompts[0] << std::flush;
-  Rates rates;
-  rates.run(engine);
-  rates.print(engine.counts());
+  run_all(engine);
   if (!o.logits.empty() && !logits.flush()) throw std::runtime_error(o.logits + ": not written");
 }
 
