@@ -5,22 +5,27 @@ include(GNUInstallDirs)
 get_target_property(attn_type attn TYPE)  # STATIC_LIBRARY or SHARED_LIBRARY
 set(attn_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 
-install(TARGETS attn EXPORT attnTargets INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+# Components: `runtime` is the shared library, `dev` what programs are built with, `command` the command and its texts.
+install(TARGETS attn EXPORT attnTargets
+        LIBRARY COMPONENT runtime NAMELINK_COMPONENT dev
+        ARCHIVE COMPONENT dev
+        RUNTIME COMPONENT runtime
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET attn_command)
-  install(TARGETS attn_command)
+  install(TARGETS attn_command COMPONENT command)
   get_property(attn_texts GLOBAL PROPERTY ATTN_COMMAND_TEXTS)
   if(attn_texts)
-    install(FILES ${attn_texts}/attn.man DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME attn.1)
+    install(FILES ${attn_texts}/attn.man DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 RENAME attn.1 COMPONENT command)
     install(FILES ${attn_texts}/attn.bash
-            DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attn)
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attn COMPONENT command)
     install(FILES ${attn_texts}/attn.zsh
-            DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _attn)
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions RENAME _attn COMPONENT command)
     install(FILES ${attn_texts}/attn.fish
-            DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+            DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT command)
   endif()
 endif()
-install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h*")
-install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_package_dir})
+install(DIRECTORY include/attn DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev FILES_MATCHING PATTERN "*.h*")
+install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_package_dir} COMPONENT dev)
 
 configure_package_config_file(cmake/attnConfig.cmake.in ${PROJECT_BINARY_DIR}/attnConfig.cmake
                               INSTALL_DESTINATION ${attn_package_dir})
@@ -28,7 +33,7 @@ configure_package_config_file(cmake/attnConfig.cmake.in ${PROJECT_BINARY_DIR}/at
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/attnConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/attnConfig.cmake ${PROJECT_BINARY_DIR}/attnConfigVersion.cmake
-        DESTINATION ${attn_package_dir})
+        DESTINATION ${attn_package_dir} COMPONENT dev)
 
 set(attn_pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 # attn.pc finds the prefix from where it lies itself, so that an installed tree can be moved.
@@ -44,4 +49,7 @@ if(attn_type STREQUAL "STATIC_LIBRARY")
   set(attn_pc_cflags " -DATTN_STATIC")
 endif()
 configure_file(cmake/attn.pc.in ${PROJECT_BINARY_DIR}/attn.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/attn.pc DESTINATION ${attn_pc_dir})
+install(FILES ${PROJECT_BINARY_DIR}/attn.pc DESTINATION ${attn_pc_dir} COMPONENT dev)
+if(PROJECT_IS_TOP_LEVEL)
+  include(packaging/debian.cmake)
+endif()

@@ -1,0 +1,40 @@
+# Debian packages, which `cpack` in the build folder makes: libattn-dev, `attn` where the command is built, and of a shared library
+# libattn<major>.<minor>. Configure with -DCMAKE_INSTALL_PREFIX=/usr for Debian's folders of libraries.
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME attn)
+set(CPACK_PACKAGE_CONTACT "maintainers of attn.cpp <maintainers@attn.invalid>")
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_COMPONENTS_ALL)
+set(attn_exact "(= ${PROJECT_VERSION})")
+
+# attn_debian(COMPONENT PACKAGE SECTION DEPENDS DESCRIPTION)
+macro(attn_debian component package section depends description)
+  list(APPEND CPACK_COMPONENTS_ALL ${component})
+  string(TOUPPER ${component} attn_upper)
+  set(CPACK_DEBIAN_${attn_upper}_PACKAGE_NAME ${package})
+  set(CPACK_DEBIAN_${attn_upper}_PACKAGE_SECTION ${section})
+  set(CPACK_DEBIAN_${attn_upper}_PACKAGE_DEPENDS "${depends}")
+  set(CPACK_COMPONENT_${attn_upper}_DESCRIPTION "Exact attention for C++: ${description}")
+  install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/${package} RENAME copyright COMPONENT ${component}
+          EXCLUDE_FROM_ALL)
+endmacro()
+
+set(attn_dev_depends)
+if(attn_type STREQUAL "SHARED_LIBRARY")
+  set(attn_runtime libattn${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  attn_debian(runtime ${attn_runtime} libs "" "the shared library")
+  # The libraries that it is linked with.
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_SHLIBDEPS ON)
+  set(attn_dev_depends "${attn_runtime} ${attn_exact}")
+elseif(NOT attn_fmt_compiled_in)
+  set(attn_dev_depends "libfmt-dev (>= 9)")
+endif()
+attn_debian(dev libattn-dev libdevel "${attn_dev_depends}" "headers, CMake package and the library to link with")
+if(TARGET attn_command)
+  attn_debian(command attn science "" "the attn command")  # which has the library within
+  set(CPACK_DEBIAN_COMMAND_PACKAGE_SHLIBDEPS ON)
+endif()
+include(CPack)
