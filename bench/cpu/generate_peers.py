@@ -132,7 +132,8 @@ def main():
         cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
         git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
         head = {
-            "command": f"python bench/cpu/generate_peers.py {pathlib.Path(arguments.model).name}",
+            "command": f"python bench/cpu/generate_peers.py {pathlib.Path(arguments.model).name}"
+            f" --rounds {arguments.rounds}",
             "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
             "date": str(datetime.date.today()),
             "cpu": cpu.group(1) if cpu else "unknown",

@@ -96,7 +96,8 @@ void Engine::propose(Request& r) const {
   const auto end = r.tokens.end();
   const auto found = std::find_end(r.tokens.begin(), end - 1, end - 2, end);
   if (found == end - 1) return;
-  const std::vector<std::int32_t> draft(found + 2, std::min(found + 2 + most, end));
+  const auto first = found + 2;
+  const std::vector<std::int32_t> draft(first, first + std::min<std::ptrdiff_t>(most, end - first));
   r.drafted = static_cast<int>(draft.size());
   r.tokens.insert(r.tokens.end(), draft.begin(), draft.end());
 }
