@@ -4,6 +4,7 @@
 //   short   a plan for a long cache of which few keys are in use, and a plan for as many keys
 //   merge   two parts of 64 x 32 rows of 128 numbers, and a loop in double that is written out
 //   decode  one to eight rows a K, V head, GB/s of K and V; caches take turns, 128 MiB of them
+//   append  append_kv of K and V of a prompt to an empty cache, beside memcpy of as many bytes
 // Arguments: one of these words, the number of threads (1), an instruction set (the best).
 //   g++ -std=c++20 -O2 -Iinclude bench/cpu/serving.cpp build/libattn.a -lfmt -lpthread -ldl -o
 //   serving
@@ -179,6 +180,70 @@ void decode(std::int32_t queries, std::int64_t n, const Shape& s) {
               static_cast<double>(bytes) / median(seconds) * 1e-9);
 }
 
+void append_row(const char* what, attn::DType dtype, attn::CacheType type,
+                attn::AppendProblem problem, bool rope, bool paged) {
+  problem.type_k = problem.type_v = type;
+  constexpr std::int64_t kTokens = 4096, kHeads = 8, kDim = 128, kPage = 16;
+  const std::int64_t size = attn::row_size(type, kDim);
+  const attn::DType stored = attn::storage_dtype(type);
+  const std::int64_t from = kTokens * kHeads * kDim * static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t to = kTokens * kHeads * size * static_cast<std::int64_t>(size_of(stored));
+  const auto bytes = [](std::int64_t count) {
+    return std::vector<std::byte>(static_cast<std::size_t>(count), std::byte{0x3c});
+  };
+  std::vector<std::byte> k = bytes(from), v = k, cache_k = bytes(to), cache_v = cache_k;
+  std::vector<std::byte> copy_from = bytes(from + to), copy_to = copy_from;
+  const auto rows = [&](std::vector<std::byte>& m) {
+    return attn::tensor(static_cast<void*>(m.data()), dtype, {1, kTokens, kHeads, kDim});
+  };
+  const auto cache = [&](std::vector<std::byte>& m) {
+    return paged ? attn::tensor(static_cast<void*>(m.data()), stored,
+                                {kTokens / kPage, kPage, kHeads, size})
+                 : attn::tensor(static_cast<void*>(m.data()), stored, {1, kTokens, kHeads, size});
+  };
+  std::int32_t length = 0;
+  std::vector<std::int32_t> pages(kTokens / kPage);
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    pages[i] = static_cast<std::int32_t>(i * 77 % pages.size());
+  }
+  std::vector<float> cos(kTokens * kDim / 2, 0.6f), sin(kTokens * kDim / 2, 0.8f);
+  attn::AppendInputs in{.k = rows(k), .v = rows(v), .cache_seqlens = attn::tensor(&length, {1})};
+  if (paged) in.page_table = attn::tensor(pages.data(), {1, kTokens / kPage});
+  if (rope) {
+    in.cos = attn::tensor(cos.data(), {kTokens, kDim / 2});
+    in.sin = attn::tensor(sin.data(), {kTokens, kDim / 2});
+  }
+  const attn::AppendOutputs out{.k = cache(cache_k), .v = cache(cache_v)};
+  const auto append = [&] { attn::append_kv(problem, in, out, context); };
+  // Of as many bytes, half of which are read.
+  const std::int64_t piece = (from + to) / threads;
+  const auto copy = [&] {
+    context.executor->parallel_for(threads, [&](std::int64_t i, int) {
+      std::memcpy(copy_to.data() + i * piece, copy_from.data() + i * piece,
+                  static_cast<std::size_t>(piece));
+    });
+  };
+  const Two t = in_turn(append, copy);
+  const double gbps = static_cast<double>(2 * (from + to)) * 1e-9;
+  std::printf("%-29s %6.0f us %5.1f GB/s, copy %5.1f GB/s: %.2f\n", what, t.a * 1e6, gbps / t.a,
+              gbps / t.b, t.b / t.a);
+}
+
+void append() {
+  using attn::CacheType, attn::DType;
+  append_row("bf16", DType::bf16, CacheType::bf16, {}, false, false);
+  append_row("bf16, pages of 16", DType::bf16, CacheType::bf16, {}, false, true);
+  append_row("bf16, rope of K", DType::bf16, CacheType::bf16, {}, true, false);
+  append_row("bf16, norm, interleaved rope", DType::bf16, CacheType::bf16,
+             {.rope_pairs = attn::RopePairs::interleaved, .norm = true}, true, false);
+  append_row("f32 to bf16", DType::f32, CacheType::bf16, {}, false, false);
+  append_row("bf16 to e4m3", DType::bf16, CacheType::e4m3, {}, false, false);
+  append_row("bf16 to q8_0", DType::bf16, CacheType::q8_0, {}, false, false);
+  append_row("bf16 to q8_0, rope, hadamard", DType::bf16, CacheType::q8_0,
+             {.hadamard = true, .hadamard_v = true}, true, false);
+  append_row("bf16 to q4_0", DType::bf16, CacheType::q4_0, {}, false, false);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -206,8 +271,10 @@ int main(int argc, char** argv) {
         decode(1, 8192, s);
       }
     }
+  } else if (what == "append") {
+    append();
   } else {
-    std::printf("accepted are mixed, short, merge and decode\n");
+    std::printf("accepted are mixed, short, merge, decode and append\n");
     return 2;
   }
   return 0;

@@ -365,6 +365,60 @@ ATTN_C_API attn_status attn_plan_flops(const attn_plan* plan, double* flops);
 ATTN_C_API attn_status attn_merge(const attn_outputs* const* parts, size_t count,
                                   const attn_outputs* result);
 
+// -------------------------------------------------------------------------------------- caches
+
+// attn::AppendInputs; shapes are said in attn/append_kv.hpp. Null: not given. One or more of q, k
+// and v are needed.
+typedef struct attn_append_inputs {
+  uint64_t struct_size;
+  const attn_tensor* q;
+  const attn_tensor* k;
+  const attn_tensor* v;
+  const attn_tensor* cu_seqlens;
+  const attn_tensor* cache_seqlens;
+  const attn_tensor* positions;
+  const attn_tensor* rope_positions;
+  const attn_tensor* page_table;
+  const attn_tensor* inv_freq;
+  const attn_tensor* cos;
+  const attn_tensor* sin;
+  const attn_tensor* norm_weight_q;
+  const attn_tensor* norm_weight_k;
+  const attn_tensor* scale_k;
+  const attn_tensor* scale_v;
+} attn_append_inputs;
+
+// attn::AppendOutputs. Of the caches only the rows that the positions name are written.
+typedef struct attn_append_outputs {
+  uint64_t struct_size;
+  const attn_tensor* q;
+  const attn_tensor* k;
+  const attn_tensor* v;
+  const attn_tensor* scale_k;
+  const attn_tensor* scale_v;
+} attn_append_outputs;
+
+// attn::AppendProblem.
+typedef struct attn_append_options {
+  uint64_t struct_size;
+  const char* type_k;  // "q8_0", "i8", ...; null: the floats of the cache's dtype
+  const char* type_v;
+  const char* rope_pairs;  // "halves" (null), "interleaved"
+  const char* backend;
+  double norm_eps;  // 0: 1e-6
+  int32_t ring;
+  int32_t norm;
+  int32_t hadamard;
+  int32_t hadamard_v;
+} attn_append_options;
+
+// Writes new rows of K and V to their places in the caches, and of Q to outputs->q, with what the
+// options ask for on the way. A null pointer in the place of options is one of zeros.
+ATTN_C_API attn_status attn_append_kv(const attn_append_inputs* inputs,
+                                      const attn_append_outputs* outputs,
+                                      const attn_append_options* options,
+                                      const attn_context* context);
+
 // --------------------------------------------------------------------------------- matrix products
 
 // attn::MatmulInputs; shapes are said in attn/matmul.hpp. a and b are needed.

@@ -12,6 +12,7 @@
 //   threads, or changed by one.
 #pragma once
 
+#include "attn/append_kv.hpp"
 #include "attn/block_list.hpp"
 #include "attn/cache_type.hpp"
 #include "attn/context.hpp"

@@ -79,6 +79,12 @@ inline constexpr std::size_t kFirstSize<attn_options> = 56;
 template <>
 inline constexpr std::size_t kFirstSize<attn_plan_info> = 152;
 template <>
+inline constexpr std::size_t kFirstSize<attn_append_inputs> = 128;
+template <>
+inline constexpr std::size_t kFirstSize<attn_append_outputs> = 48;
+template <>
+inline constexpr std::size_t kFirstSize<attn_append_options> = 64;
+template <>
 inline constexpr std::size_t kFirstSize<attn_matmul_inputs> = 56;
 template <>
 inline constexpr std::size_t kFirstSize<attn_matmul_options> = 64;

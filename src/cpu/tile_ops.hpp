@@ -19,6 +19,7 @@
 #include "attn/matmul.hpp"
 #include "attn/tensor.hpp"
 #include "core/expr/program.hpp"
+#include "cpu/append/verbs.hpp"
 #include "cpu/f64/verbs.hpp"
 
 namespace attn::cpu {
@@ -254,6 +255,7 @@ struct TileOps {
   ProductVerbs product;  // between enter() and leave()
   FewRowsVerbs few_rows;
   VerbsF64 f64;  // of tables for f32 operands
+  AppendVerb append;
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);

@@ -245,6 +245,80 @@ TEST(CCalls, Merge) {
   EXPECT_EQ(all_bits(into), expected);
 }
 
+TEST(CCalls, AppendKv) {
+  Call memory;
+  std::mt19937 random(6);
+  const Tensor q = memory.zeros(DType::f32, {5, 4, 32}), k = memory.zeros(DType::f32, {5, 2, 32});
+  const Tensor v = memory.zeros(DType::f32, {5, 2, 32}), weight = memory.zeros(DType::f32, {32});
+  const Tensor frequencies = memory.zeros(DType::f32, {16}),
+               to_q = memory.zeros(DType::f32, {5, 4, 32});
+  for (const Tensor& t : {q, k, v, weight, frequencies}) testing::draw(t, random);
+  const Tensor cache_k = memory.zeros(DType::u8, {3, 4, 2, 34});
+  const Tensor cache_v = memory.zeros(DType::u8, {3, 4, 2, 32});
+  const Tensor scale_v = memory.zeros(DType::f32, {3, 4, 2});
+  std::vector<std::int32_t> starts{0, 3, 5}, lengths{6, 1}, table{2, 1, 0, -1};
+  const AppendInputs inputs{.q = q,
+                            .k = k,
+                            .v = v,
+                            .cu_seqlens = tensor(starts.data(), {3}),
+                            .cache_seqlens = tensor(lengths.data(), {2}),
+                            .page_table = tensor(table.data(), {2, 2}),
+                            .inv_freq = frequencies,
+                            .norm_weight_q = weight,
+                            .norm_weight_k = weight};
+  const AppendOutputs outputs{.q = to_q, .k = cache_k, .v = cache_v, .scale_v = scale_v};
+  const std::vector<Tensor> written{to_q, cache_k, cache_v, scale_v};
+  const auto run = [&](const auto& call) {
+    for (const Tensor& t : written) poison(t);
+    call();
+    std::vector<std::vector<unsigned char>> all;
+    for (const Tensor& t : written) all.push_back(bits(t));
+    return all;
+  };
+  AppendProblem problem{.type_k = CacheType::q8_0,
+                        .type_v = CacheType::i8,
+                        .ring = true,
+                        .rope_pairs = RopePairs::interleaved,
+                        .norm = true,
+                        .norm_eps = 0.01,
+                        .hadamard = true,
+                        .hadamard_v = true};
+  const auto expected = run([&] { append_kv(problem, inputs, outputs); });
+
+  InC as;
+  attn_append_inputs in = none<attn_append_inputs>();
+  in.q = as.of(inputs.q);
+  in.k = as.of(inputs.k);
+  in.v = as.of(inputs.v);
+  in.cu_seqlens = as.of(inputs.cu_seqlens);
+  in.cache_seqlens = as.of(inputs.cache_seqlens);
+  in.page_table = as.of(inputs.page_table);
+  in.inv_freq = as.of(inputs.inv_freq);
+  in.norm_weight_q = in.norm_weight_k = as.of(weight);
+  attn_append_outputs out = none<attn_append_outputs>();
+  out.q = as.of(outputs.q);
+  out.k = as.of(outputs.k);
+  out.v = as.of(outputs.v);
+  out.scale_v = as.of(outputs.scale_v);
+  attn_append_options options = none<attn_append_options>();
+  options.type_k = "q8_0";
+  options.type_v = "i8";
+  options.rope_pairs = "interleaved";
+  options.norm_eps = 0.01;
+  options.ring = options.norm = options.hadamard = options.hadamard_v = 1;
+  EXPECT_EQ(run([&] { EXPECT_OK(attn_append_kv(&in, &out, &options, nullptr)); }), expected);
+  // Each member says something of its own.
+  problem.backend = Backend::reference;
+  const auto by_reference = run([&] { append_kv(problem, inputs, outputs); });
+  options.backend = "reference";
+  EXPECT_EQ(run([&] { EXPECT_OK(attn_append_kv(&in, &out, &options, nullptr)); }), by_reference);
+  options.rope_pairs = nullptr;
+  EXPECT_NE(run([&] { EXPECT_OK(attn_append_kv(&in, &out, &options, nullptr)); }), by_reference);
+  options.rope_pairs = "interleaved";
+  options.hadamard_v = 0;
+  EXPECT_NE(run([&] { EXPECT_OK(attn_append_kv(&in, &out, &options, nullptr)); }), by_reference);
+}
+
 TEST(CCalls, Matmul) {
   Call memory;
   std::mt19937 random(5);

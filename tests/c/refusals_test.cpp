@@ -131,6 +131,9 @@ TEST_F(CRefusals, NullPointers) {
   expect_told(attn_executor_wrap(nullptr, &executor), refused, {"functions"});
   expect_told(attn_get_num_threads(nullptr), refused, {"threads"});
   expect_told(attn_describe_machine(nullptr), refused, {"machine"});
+  const attn_append_inputs rows = none<attn_append_inputs>();
+  expect_told(attn_append_kv(nullptr, nullptr, nullptr, nullptr), refused, {"inputs"});
+  expect_told(attn_append_kv(&rows, nullptr, nullptr, nullptr), refused, {"outputs"});
   expect_told(attn_matmul(nullptr, &q, nullptr, nullptr), refused, {"inputs"});
   const attn_matmul_inputs product = none<attn_matmul_inputs>();
   expect_told(attn_matmul(&product, nullptr, nullptr, nullptr), refused, {"c"});
@@ -218,6 +221,42 @@ TEST_F(CRefusals, OtherStatuses) {
   small.text = "b1_n8_h1_d8";
   expect_told(attn_plan_make(&small, ATTN_BACKWARD, nullptr, &options, nullptr, &plan),
               ATTN_UNSUPPORTED, {"batch_invariant"});
+}
+
+TEST_F(CRefusals, Caches) {
+  Call memory;
+  const Tensor k = memory.zeros(DType::f32, {1, 2, 1, 8});
+  const Tensor cache = memory.poisoned(DType::f32, {1, 4, 1, 8});
+  std::int32_t length = 1;
+  attn_append_inputs rows = none<attn_append_inputs>();
+  rows.k = as.of(k);
+  rows.cache_seqlens = as.of(tensor(&length, {1}));
+  attn_append_outputs caches = none<attn_append_outputs>();
+  caches.k = as.of(cache);
+  attn_append_options of_rows = none<attn_append_options>();
+  const auto spoilt = [&](auto& member, auto value, const std::vector<std::string>& words) {
+    const auto before = member;
+    member = value;
+    expect_told(attn_append_kv(&rows, &caches, &of_rows, nullptr), ATTN_INVALID_ARGUMENT, words);
+    EXPECT_TRUE(is_poisoned(cache));
+    member = before;
+  };
+  spoilt(of_rows.type_k, "q9", {"cache type", "q9", "q8_0"});
+  spoilt(of_rows.type_v, "", {"cache type"});
+  spoilt(of_rows.rope_pairs, "quarters", {"rope_pairs", "quarters", "interleaved"});
+  spoilt(of_rows.backend, "tpu", {"tpu"});
+  spoilt(of_rows.norm_eps, -1.0, {"norm_eps is -1"});
+  spoilt(of_rows.ring, 2, {"ring"});
+  spoilt(of_rows.norm, -1, {"norm"});
+  spoilt(of_rows.hadamard, 7, {"hadamard"});
+  spoilt(of_rows.hadamard_v, 7, {"hadamard_v"});
+  spoilt(of_rows.struct_size, 9, {"struct_size of options"});
+  spoilt(rows.struct_size, 9, {"struct_size of inputs"});
+  spoilt(caches.struct_size, 9, {"struct_size of outputs"});
+  spoilt(rows.k, nullptr, {"q, k and v are not given"});
+  spoilt(caches.k, nullptr, {"k of the outputs"});
+  spoilt(length, 3, {"position of new row 1", "is 4"});
+  EXPECT_EQ(attn_append_kv(&rows, &caches, &of_rows, nullptr), ATTN_OK) << attn_last_error();
 }
 
 TEST_F(CRefusals, Products) {

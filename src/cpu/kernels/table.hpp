@@ -1,6 +1,7 @@
 // Fills the table of verbs for the instruction set that this translation unit is built for.
 #pragma once
 
+#include "cpu/kernels/append.hpp"
 #include "cpu/kernels/decode.hpp"
 #include "cpu/kernels/dot_rows.hpp"
 #include "cpu/kernels/dropout.hpp"
@@ -53,6 +54,7 @@ static constexpr TileOps f32_ops(InstructionSet isa) {
   ops.product = product_f32();
   ops.few_rows = few_rows_of<F32Words>();
   ops.f64 = verbs_f64();
+  ops.append = {append_row};
   ops.peak_flops = peak_flops_f32;
   return ops;
 }

@@ -1,0 +1,309 @@
+// append_kv against its fp64 definition, on random calls, and what it promises about what it does
+// not write.
+#include "attn/append_kv.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attn/error.hpp"
+#include "attn/run.hpp"
+#include "conformance/append_case.hpp"
+#include "conformance/support.hpp"
+#include "core/cached_rows.hpp"
+#include "reference/append_kv.hpp"
+
+namespace attn {
+namespace {
+
+using testing::AppendCase;
+using testing::ExpectedRow;
+using testing::Owned;
+
+// The largest error of a row's elements by themselves: half a step of the type, and what arithmetic
+// in f32 adds. largest: of the row, or of the block that the element is in.
+double allowed(CacheType type, double exact, double largest, double scale, double of_row) {
+  const double arithmetic = of_row * 0x1p-18;
+  const double size = std::abs(exact);
+  switch (type) {
+    case CacheType::as_q:
+    case CacheType::f64:
+    case CacheType::f32:
+      break;
+    case CacheType::bf16:
+      return size * 0x1p-8 + arithmetic;
+    case CacheType::f16:
+      return size * 0x1p-10 + 0x1p-24 + arithmetic;
+    case CacheType::e4m3:
+      return std::max(size * 0x1p-3, scale * 0x1p-9) + std::max(0.0, size - 448 * scale) +
+             arithmetic;
+    case CacheType::i8:
+      return scale * 0.51 + std::max(0.0, size - 127 * scale) + arithmetic;
+    case CacheType::q8_0:
+      return largest / 127 * 0.57 + 0x1p-24 * 127 + arithmetic;
+    case CacheType::q4_0:
+      return largest / 8 * 1.02 + 0x1p-24 * 8 + arithmetic;
+  }
+  return arithmetic;
+}
+
+// The largest errors of a part of a call, beside those of the yardstick.
+struct Errors {
+  double got = 0, yardstick = 0, rounding = 0;
+};
+
+class Judge {
+ public:
+  Judge(AppendCase& c, const core::AppendCall& call, bool exactly)
+      : case_(c), call_(call), exactly_(exactly) {}
+
+  void judge(const core::AppendPart& part, Owned& to, Owned& scale) {
+    std::vector<std::byte> rest(to.memory.size(), std::byte{0xa5});
+    std::vector<std::byte> rest_of_scale(scale.memory.size(), std::byte{0xa5});
+    const auto bytes = static_cast<std::size_t>(core::row_bytes(part.type, part.dim()));
+    for (const ExpectedRow& r : case_.expected) {
+      if (part.cached && r.block < 0) continue;
+      for (std::int64_t head = 0; head < part.heads(); ++head) {
+        std::byte* const at = place(part, to, r, head);
+        std::memcpy(rest.data() + (at - to.memory.data()), at, bytes);
+        float chosen = core::given_scale(part, head);
+        if (part.writes_scale) {
+          std::byte* const at_scale = scale.at({r.block, r.in_block, head});
+          std::memcpy(rest_of_scale.data() + (at_scale - scale.memory.data()), at_scale, 4);
+          std::memcpy(&chosen, at_scale, 4);
+        }
+        judge_row(part, r, head, at, chosen);
+      }
+    }
+    EXPECT_TRUE(rest == to.memory) << part.name << " was written where no row goes";
+    if (part.writes_scale) {
+      EXPECT_TRUE(rest_of_scale == scale.memory) << part.name;
+    }
+    EXPECT_LE(errors_.got, 2 * errors_.yardstick + errors_.rounding) << part.name;
+    errors_ = {};
+  }
+
+ private:
+  std::byte* place(const core::AppendPart& part, Owned& to, const ExpectedRow& r,
+                   std::int64_t head) const {
+    if (part.cached) return to.at({r.block, r.in_block, head, 0});
+    return case_.packed ? to.at({r.row, head, 0}) : to.at({r.sequence, r.index, head, 0});
+  }
+
+  void judge_row(const core::AppendPart& part, const ExpectedRow& r, std::int64_t head,
+                 const std::byte* got, float scale) {
+    const core::AppendRow row{
+        .row = case_.packed ? r.row : r.sequence * case_.in_seqlen() + r.index,
+        .place = 0,
+        .rope_position = r.rope_position};
+    const std::vector<double> exact = reference::append_row(call_, part, row, head);
+    std::vector<std::byte> stored(static_cast<std::size_t>(core::row_bytes(part.type, part.dim())));
+    if (exactly_) {
+      EXPECT_EQ(reference::store_appended_row(part, exact, head, stored.data()), scale);
+      EXPECT_EQ(std::memcmp(stored.data(), got, stored.size()), 0) << part.name;
+      return;
+    }
+    const std::vector<double> in_float =
+        reference::append_row(call_, part, row, head, reference::Precision::f32);
+    const double of_yardstick = reference::store_appended_row(part, in_float, head, stored.data());
+    double of_row = 0;
+    for (const double x : exact) of_row = std::max(of_row, std::abs(x));
+    for (std::int64_t i = 0; i < part.dim(); ++i) {
+      const double x = exact[static_cast<std::size_t>(i)];
+      double largest = of_row;
+      if (core::is_blocked(part.type)) {
+        largest = 0;
+        for (std::int64_t j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) {
+          largest = std::max(largest, std::abs(exact[static_cast<std::size_t>(j)]));
+        }
+      }
+      const double value = core::cached_element(got, i, part.type) * double{scale};
+      const double error = std::abs(value - x);
+      const double most = allowed(part.type, x, largest, double{scale}, of_row);
+      ASSERT_LE(error, most) << part.name << ' ' << name(part.type) << " element " << i << " is "
+                             << value << ", exactly " << x;
+      errors_.got = std::max(errors_.got, error);
+      errors_.yardstick =
+          std::max(errors_.yardstick,
+                   std::abs(core::cached_element(stored.data(), i, part.type) * of_yardstick - x));
+      errors_.rounding = std::max(errors_.rounding, most / 2);
+    }
+  }
+
+  AppendCase& case_;
+  const core::AppendCall& call_;
+  bool exactly_;  // of the reference: the bits of the definition
+  Errors errors_;
+};
+
+void check(std::uint64_t seed, Backend backend, const Context& context) {
+  AppendCase c(seed);
+  c.problem.backend = backend;
+  SCOPED_TRACE("seed " + std::to_string(seed) + ' ' + std::string(name(backend)) + ' ' +
+               std::string(name(context.isa)) + ": " + c.text());
+  append_kv(c.problem, c.in, c.out, context);
+  const core::AppendCall call = core::check_append(c.problem, c.in, c.out);
+  Judge judge(c, call, backend == Backend::reference);
+  for (const core::AppendPart& part : call.parts()) {
+    if (part.name == std::string("q")) judge.judge(part, c.to_q, c.to_q);
+    if (part.name == std::string("k")) judge.judge(part, c.to_k, c.scale_k);
+    if (part.name == std::string("v")) judge.judge(part, c.to_v, c.scale_v);
+  }
+}
+
+TEST(AppendKv, AgreesWithTheDefinitionInRandomCalls) {
+  const std::vector<InstructionSet> sets = verify::available_instruction_sets();
+  const std::uint64_t first = std::random_device()(), count = verify::quick() ? 100 : 600;
+  for (std::uint64_t i = 0; i < count && !HasFailure(); ++i) {
+    Context context;
+    context.isa = sets[i % sets.size()];
+    check(first + i, Backend::cpu, context);
+    if (i % 4 == 0) check(first + i, Backend::reference, {});
+  }
+}
+
+TEST(AppendKv, GivesTheSameBitsOnAnyNumberOfThreads) {
+  const std::uint64_t first = std::random_device()();
+  Context one, three;
+  one.executor = make_thread_pool(1);
+  three.executor = make_thread_pool(3);
+  for (std::uint64_t seed = first; seed < first + 40; ++seed) {
+    AppendCase a(seed), b(seed);
+    append_kv(a.problem, a.in, a.out, one);
+    append_kv(b.problem, b.in, b.out, three);
+    EXPECT_TRUE(a.to_q.memory == b.to_q.memory && a.to_k.memory == b.to_k.memory &&
+                a.to_v.memory == b.to_v.memory && a.scale_k.memory == b.scale_k.memory)
+        << "seed " << seed << ": " << a.text();
+  }
+}
+
+// Keys and queries of a small model, appended to a cache of a type.
+struct Model {
+  static constexpr std::int64_t kTokens = 60, kHeads = 4, kHeadsK = 2, kDim = 64;
+  Owned q{DType::f32, {1, kTokens, kHeads, kDim}}, k{DType::f32, {1, kTokens, kHeadsK, kDim}},
+      v{DType::f32, {1, kTokens, kHeadsK, kDim}}, to_q = q, frequencies{DType::f32, {kDim / 2}};
+
+  Model() {
+    std::mt19937 random(3);
+    std::normal_distribution<float> normal;
+    for (Owned* t : {&q, &k, &v}) {
+      for (std::int64_t i = 0; i < t->view.size(); ++i) {
+        static_cast<float*>(t->view.data)[i] = normal(random);
+      }
+    }
+    for (std::int64_t i = 0; i < kDim / 2; ++i) {
+      static_cast<float*>(frequencies.view.data)[i] =
+          std::pow(10000.0f, -static_cast<float>(i) / (kDim / 2));
+    }
+  }
+  static Tensor tokens(const Tensor& t, std::int64_t first, std::int64_t count) {
+    Tensor part = t;
+    part.shape[1] = count;
+    part.data = static_cast<float*>(t.data) + first * t.strides[1];
+    return part;
+  }
+  // Rows [first, first + count) into caches that hold `first` keys.
+  void append(AppendProblem problem, const Owned& cache_k, const Owned& cache_v, std::int64_t first,
+              std::int64_t count) {
+    auto length = static_cast<std::int32_t>(first);
+    append_kv(problem,
+              {.q = tokens(q.view, first, count),
+               .k = tokens(k.view, first, count),
+               .v = tokens(v.view, first, count),
+               .cache_seqlens = tensor(&length, {1}),
+               .inv_freq = frequencies.view},
+              {.q = tokens(to_q.view, first, count), .k = cache_k.view, .v = cache_v.view});
+  }
+};
+
+Owned cache_of(CacheType type, std::int64_t rows) {
+  return {storage_dtype(type), {1, rows, Model::kHeadsK, row_size(type, Model::kDim)}};
+}
+
+TEST(AppendKv, ARowHasTheSameBitsInEveryCall) {
+  for (const CacheType type : {CacheType::f32, CacheType::bf16, CacheType::q8_0}) {
+    Model model;
+    const AppendProblem problem{
+        .type_k = type, .type_v = type, .norm = true, .hadamard = true, .hadamard_v = true};
+    Owned k = cache_of(type, Model::kTokens), v = k, k2 = k, v2 = k;
+    model.append(problem, k, v, 0, Model::kTokens);
+    const Owned q = model.to_q;
+    for (std::int64_t first = 0, count = 1; first < Model::kTokens; first += count, count += 3) {
+      model.append(problem, k2, v2, first, std::min(count, Model::kTokens - first));
+    }
+    EXPECT_TRUE(k.memory == k2.memory && v.memory == v2.memory);
+    EXPECT_TRUE(q.memory == model.to_q.memory);
+  }
+}
+
+// Attention sees a cache that was appended to, rotated or not, as the keys and values themselves:
+// H leaves scores alone, and O of a rotated V is turned back by the same call.
+TEST(AppendKv, FeedsAttention) {
+  Model model;
+  Owned k = cache_of(CacheType::f32, Model::kTokens), v = k, k2 = k, v2 = k;
+  model.append({}, k, v, 0, Model::kTokens);
+  Owned o = model.q, o2 = model.q;
+  const Problem causal = parse_problem("causal");
+  forward(causal, {.q = model.to_q.view, .k = k.view, .v = v.view}, {.o = o.view});
+  model.append({.hadamard = true, .hadamard_v = true}, k2, v2, 0, Model::kTokens);
+  forward(causal, {.q = model.to_q.view, .k = k2.view, .v = v2.view}, {.o = o2.view});
+  append_kv({.hadamard = true}, {.q = o2.view}, {.q = o2.view});
+  for (std::int64_t i = 0; i < o.view.size(); ++i) {
+    ASSERT_NEAR(static_cast<float*>(o.view.data)[i], static_cast<float*>(o2.view.data)[i], 2e-5);
+  }
+  EXPECT_FALSE(k.memory == k2.memory);
+}
+
+TEST(AppendKv, OfAPromptLongerThanTheRingTheLastRowsStay) {
+  Model model;
+  constexpr std::int64_t kRing = 16;
+  Owned k = cache_of(CacheType::f32, kRing), v = k,
+        all_k = cache_of(CacheType::f32, Model::kTokens), all_v = all_k;
+  model.append({.ring = true}, k, v, 0, Model::kTokens);
+  model.append({}, all_k, all_v, 0, Model::kTokens);
+  for (std::int64_t p = Model::kTokens - kRing; p < Model::kTokens; ++p) {
+    const std::size_t bytes = sizeof(float) * Model::kHeadsK * Model::kDim;
+    EXPECT_EQ(std::memcmp(k.at({0, p % kRing, 0, 0}), all_k.at({0, p, 0, 0}), bytes), 0) << p;
+    EXPECT_EQ(std::memcmp(v.at({0, p % kRing, 0, 0}), all_v.at({0, p, 0, 0}), bytes), 0) << p;
+  }
+}
+
+// One layer of an engine's cache [layers, K or V, pages, page_size, heads, dim] is a view of it,
+// and a slot mapping is positions in one sequence of all rows.
+TEST(AppendKv, WritesOneLayerOfACacheOfAllByItsSlots) {
+  constexpr std::int64_t kSlots = 12, kHeads = 2, kDim = 8, kLayers = 3, kLayer = 1;
+  std::vector<bfloat16> cache(kLayers * 2 * kSlots * kHeads * kDim, bfloat16(-1));
+  std::vector<bfloat16> k(3 * kHeads * kDim), v(k.size());
+  for (std::size_t i = 0; i < k.size(); ++i) {
+    k[i] = bfloat16(static_cast<float>(i));
+    v[i] = bfloat16(static_cast<float>(i) + 100);
+  }
+  const auto side = [&](std::int64_t of) {
+    return tensor(cache.data() + (kLayer * 2 + of) * kSlots * kHeads * kDim,
+                  {1, kSlots, kHeads, kDim});
+  };
+  std::vector<std::int32_t> slots{7, -1, 2};
+  append_kv({},
+            {.k = tensor(k.data(), {1, 3, kHeads, kDim}),
+             .v = tensor(v.data(), {1, 3, kHeads, kDim}),
+             .positions = tensor(slots.data(), {1, 3})},
+            {.k = side(0), .v = side(1)});
+  for (std::int64_t layer = 0; layer < kLayers; ++layer) {
+    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
+      const std::int64_t token = layer != kLayer ? -1 : slot == 7 ? 0 : slot == 2 ? 2 : -1;
+      for (std::int64_t i = 0; i < kHeads * kDim; ++i) {
+        const auto at = [&](std::int64_t of) {
+          return static_cast<float>(cache[static_cast<std::size_t>(
+              ((layer * 2 + of) * kSlots + slot) * kHeads * kDim + i)]);
+        };
+        const auto expected = static_cast<float>(token * kHeads * kDim + i);
+        ASSERT_EQ(at(0), token < 0 ? -1 : expected);
+        ASSERT_EQ(at(1), token < 0 ? -1 : expected + 100);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace attn
