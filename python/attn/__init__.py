@@ -7,6 +7,7 @@
 """
 
 from ._attn import __version__
+from .caches import append_kv, quantize
 from .errors import (
     DeviceError,
     Error,
@@ -70,6 +71,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "alibi_slopes",
+    "append_kv",
     "attention",
     "attention_backward",
     "block_mask",
@@ -84,6 +86,7 @@ __all__ = [
     "merge",
     "minimum",
     "plan",
+    "quantize",
     "set_num_threads",
     "symbols",
     "tiles",

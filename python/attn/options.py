@@ -8,6 +8,7 @@ from operator import index
 
 from . import _attn
 from .arrays import more_than_number
+from .cache_types import cache_type
 from .errors import InvalidArgument
 from .formula import Formula
 
@@ -35,6 +36,7 @@ OF_SEQUENCES = (
     "key_list",
 )
 OF_PREFIX = ("prefix_k", "prefix_v", "prefix_page_table")
+OF_CACHES = ("scale_k", "scale_v")
 
 
 def refuse_more_than_number(name: str, value: Any) -> None:
@@ -54,7 +56,7 @@ def _integer(name: str, value: Any) -> int:
     return index(value)
 
 
-def _number(name: str, value: Any) -> str:
+def number_text(name: str, value: Any) -> str:
     """As the descriptor reads it back, bit for bit."""
     if type(value) is not float:
         refuse_more_than_number(name, value)
@@ -67,7 +69,7 @@ def _number(name: str, value: Any) -> str:
     raise InvalidArgument(f"{name} is {value!r}; accepted is a finite number")
 
 
-def _size(name: str, value: Any) -> int:
+def size_of(name: str, value: Any) -> int:
     try:
         size = _integer(name, value)
         if 0 <= size < 2**31:
@@ -96,7 +98,7 @@ def _choice(name: str, value: Any) -> str:
 _BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 
-def _backend(value: Any) -> str:
+def backend_of(value: Any) -> str:
     if _choice("backend", value) not in _BACKENDS:
         raise InvalidArgument(
             f"backend is {value!r}; accepted are {', '.join(map(repr, _BACKENDS))}"
@@ -371,6 +373,10 @@ def _make_options(
     prefix_v: Array | None = None,
     prefix_page_table: Array | None = None,
     seqlen_prefix: int | None = None,
+    type_k: str | None = None,
+    type_v: str | None = None,
+    scale_k: Array | None = None,
+    scale_v: Array | None = None,
     layout: str | None = None,
     backend: str = "auto",
     algorithm: str = "auto",
@@ -387,7 +393,7 @@ def _make_options(
         left, right = window_sides(window)
         tokens.append(f"window{left}x{right}")
     if softcap is not None:
-        text = _number("softcap", softcap)
+        text = number_text("softcap", softcap)
         if float(text):
             tokens.append("softcap" + text)
     if alibi is not None:
@@ -401,14 +407,14 @@ def _make_options(
         if score_text:
             tokens.append(f"score({score_text})")
     if scale is not None:
-        tokens.append("scale" + _number("scale", scale))
+        tokens.append("scale" + number_text("scale", scale))
     if seqlen_prefix is not None:
         if prefix_page_table is None:
             raise InvalidArgument(
                 f"seqlen_prefix is {seqlen_prefix!r} and prefix_page_table is not given; accepted "
                 "is the number of keys in its pages, and none with prefix_k"
             )
-        tokens.append(f"sp{_size('seqlen_prefix', seqlen_prefix)}_pagedprefix")
+        tokens.append(f"sp{size_of('seqlen_prefix', seqlen_prefix)}_pagedprefix")
     elif prefix_page_table is not None:
         raise InvalidArgument(
             "prefix_page_table is given without seqlen_prefix; accepted is the number of keys in "
@@ -425,10 +431,14 @@ def _make_options(
                 f"{'prefix_v' if prefix_k is None else 'prefix_k'} is given beside "
                 "prefix_page_table; accepted is a prefix in pages or in arrays of its own"
             )
+    if type_k is not None:
+        tokens.append(f"k({cache_type('type_k', type_k)})")
+    if type_v is not None:
+        tokens.append(f"v({cache_type('type_v', type_v)})")
     tensors: dict[str, Array] = {}
     seed = offset = 0
     if type(dropout) is not float or dropout:  # an array is no condition
-        text = _number("dropout", 0.0 if dropout is None else dropout)
+        text = number_text("dropout", 0.0 if dropout is None else dropout)
         if not 0 <= float(text) < 1:
             raise InvalidArgument(f"dropout is {dropout!r}; accepted is a number in [0, 1)")
         seed, offset, state = rng_state(float(text), rng)
@@ -450,6 +460,8 @@ def _make_options(
         ("prefix_k", prefix_k),
         ("prefix_v", prefix_v),
         ("prefix_page_table", prefix_page_table),
+        ("scale_k", scale_k),
+        ("scale_v", scale_v),
     ):
         if array is not None:
             tensors[name] = array
@@ -464,13 +476,13 @@ def _make_options(
         tensors,
         problem.buffers,
         heads_first,
-        _size("max_seqlen_q", 0 if max_seqlen_q is None else max_seqlen_q),
-        _size("max_seqlen_k", 0 if max_seqlen_k is None else max_seqlen_k),
+        size_of("max_seqlen_q", 0 if max_seqlen_q is None else max_seqlen_q),
+        size_of("max_seqlen_k", 0 if max_seqlen_k is None else max_seqlen_k),
         seed,
         offset,
-        _backend(backend),
+        backend_of(backend),
         _choice("algorithm", algorithm),
-        _size("threads", threads),
+        size_of("threads", threads),
         is_set("deterministic", deterministic),
         is_set("batch_invariant", batch_invariant),
     )

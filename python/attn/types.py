@@ -36,6 +36,10 @@ class Problem(TypedDict, total=False):
     prefix_v: Array | None
     prefix_page_table: Array | None
     seqlen_prefix: int | None
+    type_k: str | None
+    type_v: str | None
+    scale_k: Array | None
+    scale_v: Array | None
     layout: str | None
     backend: str
     algorithm: str

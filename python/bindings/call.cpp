@@ -20,6 +20,8 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   if (name == "prefix_k") return &inputs.prefix_k;
   if (name == "prefix_v") return &inputs.prefix_v;
   if (name == "prefix_page_table") return &inputs.prefix_page_table;
+  if (name == "scale_k") return &inputs.scale_k;
+  if (name == "scale_v") return &inputs.scale_v;
   if (name == "sink") return &inputs.sink;
   if (name == "rng_state") return &inputs.rng_state;
   return nullptr;
@@ -30,7 +32,8 @@ std::string accepted_dtypes(std::string_view name) {
   if (member(inputs, name) == nullptr || name == "prefix_k" || name == "prefix_v") {
     return "f32, bf16, f16 and f64";
   }
-  return name == "sink" ? "f32" : name == "rng_state" ? "i64" : "i32";
+  const bool is_float = name == "sink" || name == "scale_k" || name == "scale_v";
+  return is_float ? "f32" : name == "rng_state" ? "i64" : "i32";
 }
 
 namespace {
@@ -232,6 +235,11 @@ void Call::take_tensors(const nb::dict& tensors) {
       refuse(name, array, accepted_dtypes(name));
     }
     *known = array.tensor;
+    // Laid out as K, without its last dimension.
+    if (options_.heads_first && known->rank == 3 && (name == "scale_k" || name == "scale_v")) {
+      std::swap(known->shape[1], known->shape[2]);
+      std::swap(known->strides[1], known->strides[2]);
+    }
     kept_.push_back(std::move(array));
   }
 }
@@ -291,6 +299,10 @@ std::vector<std::int64_t> Call::o_shape() const {
   const Tensor& v = v_.tensor;
   std::vector<std::int64_t> shape(q.shape.begin(), q.shape.begin() + q.rank);
   shape.back() = v.shape[static_cast<std::size_t>(v.rank - 1)];
+  // A row of blocks has more or fewer bytes than elements.
+  constexpr std::int64_t kBlock = 32;
+  const std::int64_t bytes = row_size(options_.described.problem->type_v, kBlock);
+  if (bytes != kBlock) shape.back() = shape.back() / bytes * kBlock;
   return shape;
 }
 

@@ -9,6 +9,7 @@ NB_MODULE(_attn, module) {
   nanobind::set_leak_warnings(false);
   attn::python::translate_errors();
   attn::python::bind_operations(module);
+  attn::python::bind_caches(module);
   attn::python::bind_information(module);
   attn::python::bind_jax(module);
 }

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _attn, merging, nvrtc
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from ..formula import Formula
 from ..options import HEAD_SLOPES, MASK_ARRAY, OF_PREFIX, OF_SEQUENCES, keep, make_options
 from ..trace.tracer import resolve
@@ -82,6 +82,12 @@ def attention(
     Returns:
         `out`, or `(out, lse)`; lse is float32 `[batch, heads_q, seqlen_q]`, natural logarithm.
     """
+    for name in ("type_k", "type_v"):
+        if options.get(name) is not None:
+            raise Unsupported(
+                f"{name} is {options[name]!r}; accepted by attn.jax is None, and by attn.attention "
+                "any type of a cache"
+            )
     _prepare()
     q, k, v = map(_array, (q, k, v))
     arrays: dict[str, Any] = {}

@@ -20,11 +20,13 @@ from torch import Tensor
 from torch._C import _are_functorch_transforms_active as are_transforms_active
 
 from .. import _attn
+from ..cache_types import cache_type, head_dim_of
 from ..errors import InvalidArgument
 from ..formula import Formula, reads
 from ..options import (
     HEAD_SLOPES,
     MASK_ARRAY,
+    OF_CACHES,
     OF_PREFIX,
     OF_SEQUENCES,
     is_set,
@@ -58,7 +60,7 @@ _LIBRARY.define(
 )
 
 # Keywords of attn.attention that are tensors; all other names are buffers of mask and score.
-KEYWORDS = frozenset({"sink", "alibi", "bias", "rng", *OF_SEQUENCES, *OF_PREFIX})
+KEYWORDS = frozenset({"sink", "alibi", "bias", "rng", *OF_SEQUENCES, *OF_PREFIX, *OF_CACHES})
 
 
 _SEPARATOR = "\x1f"  # between the fields of a call's text; in no formula
@@ -74,13 +76,15 @@ def describe(
     algorithm: str,
     deterministic: bool,
     batch_invariant: bool,
+    type_k: str,
+    type_v: str,
 ) -> str:
     """The text of a call. names: of its tensors."""
     return _SEPARATOR.join(
         (
             ",".join(names), mask, score, "causal" if causal else "", layout or "", backend,
             algorithm, "deterministic" if deterministic else "",
-            "batch_invariant" if batch_invariant else "",
+            "batch_invariant" if batch_invariant else "", type_k, type_v,
         )
     )  # fmt: skip
 
@@ -106,7 +110,9 @@ def options(
     is_text_alone = not (tensors or sizes or softcap or dropout) and scale is None
     if is_text_alone and call in _KNOWN:
         return _KNOWN[call]
-    names, mask, score, causal, layout, backend, algorithm, *promises = call.split(_SEPARATOR)
+    names, mask, score, causal, layout, backend, algorithm, *promises, type_k, type_v = call.split(
+        _SEPARATOR
+    )
     keywords: dict[str, Any] = {}
     buffers: dict[str, Tensor] = {}
     for name, tensor in zip(names.split(","), tensors or (), strict=False):
@@ -133,6 +139,8 @@ def options(
         deterministic="deterministic" in promises,
         batch_invariant="batch_invariant" in promises,
         seqlen_prefix=prefix or None,
+        type_k=type_k or None,
+        type_v=type_v or None,
     )
     if is_text_alone:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -147,6 +155,11 @@ def _named(call: str, tensors: Sequence[Tensor] | None) -> dict[str, Tensor]:
 
 def _layout(call: str) -> str:
     return call.split(_SEPARATOR)[4]
+
+
+def _cache_types(call: str) -> list[str]:
+    """Of k and of v; "" for that of q."""
+    return call.split(_SEPARATOR)[-2:]
 
 
 _COUNTING = Counting(_named, _layout)
@@ -219,7 +232,8 @@ def _empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
     _COUNTING.register()
     names = call.partition(_SEPARATOR)[0].split(",")
-    check_shapes(q, k, v, _layout(call) == "bhsd", "page_table" in names)
+    type_k, type_v = _cache_types(call)
+    check_shapes(q, k, v, _layout(call) == "bhsd", "page_table" in names, type_k, type_v)
     if q.dim() == 3:
         lse_shape = [q.shape[1], q.shape[0]]
     elif _layout(call) == "bhsd":
@@ -227,7 +241,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tup
     else:
         lse_shape = [q.shape[0], q.shape[2], q.shape[1]]
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = _empty_as(q, [*q.shape[:-1], v.shape[-1]])
+    out = _empty_as(q, [*q.shape[:-1], head_dim_of(type_v, v.shape[-1])])
     return out, q.new_empty(lse_shape, dtype=lse_dtype)
 
 
@@ -379,6 +393,8 @@ def attention(
     deterministic: bool = False,
     batch_invariant: bool = False,
     seqlen_prefix: int | None = None,
+    type_k: str | None = None,
+    type_v: str | None = None,
     **tensors: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) through the operators, differentiable; the keywords of attn.attention."""
@@ -442,6 +458,8 @@ def attention(
     call = describe(
         given, texts["mask"], texts["score"], is_set("causal", causal), layout, backend, algorithm,
         is_set("deterministic", deterministic), is_set("batch_invariant", batch_invariant),
+        "" if type_k is None else cache_type("type_k", type_k),
+        "" if type_v is None else cache_type("type_v", type_v),
     )  # fmt: skip
     numbers = (sizes, scale, softcap or 0.0, dropout)
     result: tuple[Tensor, Tensor]

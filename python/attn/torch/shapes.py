@@ -9,25 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cache_types import head_dim_of
 from ..errors import InvalidArgument
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool = False) -> None:
-    """Refuses devices, dtypes and shapes that do not fit. paged: k and v are pages. A size that
-    changes from call to call is left to the call.
+def check_shapes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads_first: bool,
+    paged: bool = False,
+    type_k: str = "",
+    type_v: str = "",
+) -> None:
+    """Refuses devices, dtypes and shapes that do not fit. paged: k and v are pages. type_k, type_v:
+    of caches, "" for that of q. A size that changes from call to call is left to the call.
     """
     if not q.device == k.device == v.device:
         raise InvalidArgument(
             f"q, k and v are on {q.device}, {k.device} and {v.device}; accepted is one device"
         )
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
+    of_k, of_v = (stored(kind) if kind else q.dtype for kind in (type_k, type_v))
+    if type_k or type_v:
+        if k.dtype != of_k or v.dtype != of_v or q.dtype not in _DTYPES:
+            raise InvalidArgument(
+                f"q, k and v are of {q.dtype}, {k.dtype} and {v.dtype}; accepted are {of_k} of k "
+                f"and {of_v} of v, as type_k is {type_k or None!r} and type_v {type_v or None!r}"
+            )
+    elif not q.dtype == k.dtype == v.dtype or q.dtype not in _DTYPES:
         raise InvalidArgument(
             f"q, k and v are of {q.dtype}, {k.dtype} and {v.dtype}; accepted is one dtype of "
             "float32, bfloat16, float16 and float64"
         )
-    if not _fit(q, k, v, heads_first, paged):
+    if not _fit(q, k, v, heads_first, paged, type_k):
         rows = "heads, seqlen" if heads_first else "seqlen, heads"
         raise InvalidArgument(
             f"q, k and v are {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}; accepted are "
@@ -36,10 +52,16 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool
         )
 
 
-def _fit(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool) -> bool:
+def stored(kind: str) -> torch.dtype:
+    """The dtype of a cache of that type."""
+    floats = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+    return floats.get(kind, torch.uint8)
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool, type_k: str = "") -> bool:
     if q.dim() not in (3, 4) or k.dim() not in (3, 4) or k.dim() != v.dim():
         return False
-    if _differ(q.shape[-1], k.shape[-1]):
+    if _differ(q.shape[-1], head_dim_of(type_k, k.shape[-1])):
         return False
     for i in range(k.dim() - 1):
         if _differ(k.shape[i], v.shape[i]):
