@@ -29,12 +29,13 @@ std::vector<float> by_hand(const std::vector<float>& x, std::int64_t heads,
   std::vector<float> y(x.size());
   for (std::int64_t row = 0; row < kTokens * heads; ++row) {
     const float* const from = x.data() + row * kDim;
+    const std::int64_t position = row / heads;
     double squares = 0;
     for (std::int64_t i = 0; i < kDim; ++i) squares += double{from[i]} * from[i];
     const double norm = 1 / std::sqrt(squares / kDim + kEps);
     for (std::int64_t i = 0; i < kDim / 2; ++i) {
       const double angle =
-          static_cast<double>(row / heads) * double{inv_freq[static_cast<std::size_t>(i)]};
+          static_cast<double>(position) * double{inv_freq[static_cast<std::size_t>(i)]};
       const double a = from[i] * norm, b = from[kDim / 2 + i] * norm;
       float* const to = y.data() + row * kDim;
       to[i] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));

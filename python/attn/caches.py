@@ -76,7 +76,7 @@ def append_kv(
     """Writes new rows of K and V to their places in the caches, and of Q, treated on the way.
 
     In this order, where asked for: RMS norm, rotary embedding, Hadamard rotation, rounding to the
-    cache's type. All arrays are in memory of the CPU.
+    cache's type. All arrays are on one device.
 
     Args:
         q, k, v: float32, bfloat16 or float16 `[batch, seqlen, heads, head_dim]`, or `[total, heads,
@@ -103,15 +103,16 @@ def append_kv(
             `[heads_k]`, by which rows are divided.
         cache_scale_k, cache_scale_v: Or float32, as the caches without head_dim: one for each key
             and head, chosen as attn.quantize does, and written.
-        backend: "auto", "cpu" or "reference".
-        threads: Workers; 0: as many as attn has.
+        backend: "auto", "cpu", "cuda" or "reference".
+        threads: Workers on a CPU; 0: as many as attn has.
 
     Returns:
         `out_q`, None where there is no q.
 
     Raises:
         attn.InvalidArgument: names the argument, its value and what is accepted, as a position past
-            the cache, a page that is none, or two rows of one place. Nothing is written then.
+            the cache, a page that is none, or two rows of one place. Nothing is written then. On a
+            GPU values are not looked at: rows without a place are not written.
     """
     # What C++ calls them beside inputs of the same names.
     written = {

@@ -88,6 +88,7 @@ nb::object append(const nb::dict& read, const nb::dict& written, const AppendPro
   }
   Context context;
   if (first.tensor.device.type == DeviceType::cpu) context.executor = executor_of(first, threads);
+  if (first.object) context.stream = current_stream(first);
   {
     const nb::gil_scoped_release released;
     append_kv(problem, inputs, outputs, context);

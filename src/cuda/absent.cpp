@@ -2,6 +2,7 @@
 #include <string>
 
 #include "attn/error.hpp"
+#include "cuda/append_kv.hpp"
 #include "cuda/block_list.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/driver/device.hpp"
@@ -40,6 +41,7 @@ void matmul(const MatmulPlan&, const MatmulInputs&, const Tensor&, const Context
 std::vector<std::string> cuda_matmul_rungs() { return {}; }
 bool is_cuda_matmul_rung(std::string_view) noexcept { return false; }
 
+void append_kv(const core::AppendCall&, const Context&) { refuse(); }
 void softmax(const SoftmaxCall&, const Context&) { refuse(); }
 void write_block_mask(const Tensor&, const Tensor&, const Context&) { refuse(); }
 void dropout_mask(const Problem&, const Tensor&, const Tensor&, const Context&) { refuse(); }

@@ -48,7 +48,7 @@ struct Owned {
     view.data = memory.data();
     return *this;
   }
-  std::byte* at(std::initializer_list<std::int64_t> index) {
+  std::byte* at(std::initializer_list<std::int64_t> index) const {
     return static_cast<std::byte*>(view.data) +
            view.offset(index) * static_cast<std::int64_t>(size_of(view.dtype));
   }

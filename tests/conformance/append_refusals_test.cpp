@@ -50,7 +50,7 @@ struct Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  void run() { append_kv(problem, in, out); }
+  void run() const { append_kv(problem, in, out); }
   bool untouched() const {
     const auto all = [](const auto& values, auto is) {
       for (const auto x : values) {

@@ -52,6 +52,10 @@ struct AppendCall {
 AppendCall check_append(const AppendProblem& problem, const AppendInputs& inputs,
                         const AppendOutputs& outputs);
 
+// All tensors of a call, which must outlive these; Q comes last.
+std::array<NamedTensor, 15> named(const AppendInputs& inputs);
+std::array<NamedTensor, 5> named(const AppendOutputs& outputs);
+
 // A new row that is written: where it comes from, where it goes and how far it is rotated.
 struct AppendRow {
   std::int64_t row = 0;    // counted through the sequences of the new rows

@@ -258,32 +258,39 @@ void check_overlap(const ArgumentCheck& check, const AppendCall& call, const App
   const AppendInputs& in = call.inputs;
   const bool in_place = in.q.given() && in.q.data == out.q.data && in.q.dtype == out.q.dtype &&
                         in.q.strides == out.q.strides;
-  const NamedTensor read[] = {{"k", in.k},
-                              {"v", in.v},
-                              {"cu_seqlens", in.cu_seqlens},
-                              {"cache_seqlens", in.cache_seqlens},
-                              {"positions", in.positions},
-                              {"rope_positions", in.rope_positions},
-                              {"page_table", in.page_table},
-                              {"inv_freq", in.inv_freq},
-                              {"cos", in.cos},
-                              {"sin", in.sin},
-                              {"norm_weight_q", in.norm_weight_q},
-                              {"norm_weight_k", in.norm_weight_k},
-                              {"scale_k", in.scale_k},
-                              {"scale_v", in.scale_v},
-                              {"q", in.q}};
-  const NamedTensor written[] = {{"k of the outputs", out.k},
-                                 {"v of the outputs", out.v},
-                                 {"scale_k of the outputs", out.scale_k},
-                                 {"scale_v of the outputs", out.scale_v},
-                                 {"q of the outputs", out.q}};
+  const auto read = named(in);
+  const auto written = named(out);
   const std::span<const NamedTensor> reads(read), writes(written);
   check.disjoint(writes, reads.first(reads.size() - 1));
   check.disjoint(in_place ? writes.first(writes.size() - 1) : writes, reads.last(1));
 }
 
 }  // namespace
+
+std::array<NamedTensor, 15> named(const AppendInputs& in) {
+  return {{{"k", in.k},
+           {"v", in.v},
+           {"cu_seqlens", in.cu_seqlens},
+           {"cache_seqlens", in.cache_seqlens},
+           {"positions", in.positions},
+           {"rope_positions", in.rope_positions},
+           {"page_table", in.page_table},
+           {"inv_freq", in.inv_freq},
+           {"cos", in.cos},
+           {"sin", in.sin},
+           {"norm_weight_q", in.norm_weight_q},
+           {"norm_weight_k", in.norm_weight_k},
+           {"scale_k", in.scale_k},
+           {"scale_v", in.scale_v},
+           {"q", in.q}}};
+}
+std::array<NamedTensor, 5> named(const AppendOutputs& out) {
+  return {{{"k of the outputs", out.k},
+           {"v of the outputs", out.v},
+           {"scale_k of the outputs", out.scale_k},
+           {"scale_v of the outputs", out.scale_v},
+           {"q of the outputs", out.q}}};
+}
 
 AppendCall check_append(const AppendProblem& p, const AppendInputs& in, const AppendOutputs& out) {
   const Tensor& first = in.q.given() ? in.q : in.k.given() ? in.k : in.v;

@@ -1,0 +1,46 @@
+// What the kernel of append_kv is given; host and device include the same file.
+#pragma once
+
+namespace attn::device {
+
+// How results are stored: attn::CacheType without those that no kernel sees.
+enum class AppendTarget { f32, bf16, f16, e4m3, i8, q8_0, q4_0 };
+// By what rows of e4m3 and i8 are divided: 1, a number that is given, or one that is chosen.
+enum class AppendScale { none, given, chosen };
+
+// Of Q, K or V. Strides count elements; a block is a sequence or a page.
+struct AppendPartParams {
+  const void* from;
+  void* to;
+  const void* weight;
+  float* scale;  // read where it is given
+  long long from_block, from_row, from_head;
+  long long to_block, to_row, to_head;
+  long long scale_block, scale_row, scale_head;
+  int heads;
+};
+
+struct AppendParams {
+  AppendPartParams part[3];
+  // Null where they are not given.
+  const int* cu_seqlens;
+  const int* cache_seqlens;
+  const int* positions;
+  const int* rope_positions;
+  const int* page_table;
+  const float* inv_freq;
+  const float* cos;
+  const float* sin;
+  long long cache_seqlens_stride, positions_strides[2], rope_positions_strides[2];
+  long long page_table_strides[2], cos_stride, sin_stride, table_rows;
+  long long rows, seqlen;  // seqlen: of dense new rows
+  long long blocks, block_rows, capacity;
+  int batch, heads;  // heads: of all parts
+  int together;      // heads that a warp takes of a row, one after the other
+  float norm_eps;
+  bool ring, cached;
+};
+inline constexpr int kAppendThreads = 256;
+inline constexpr int kAppendRow = 576;  // floats of shared memory that a warp has
+
+}  // namespace attn::device
