@@ -34,7 +34,7 @@ struct Owned {
       stride *= shape[axis];
       if (axis + 1 == shape.size()) stride += gap;
     }
-    memory.assign(static_cast<std::size_t>(stride) * size_of(dtype) + 16, std::byte{0xa5});
+    memory.assign(static_cast<std::size_t>(stride) * size_of(dtype), std::byte{0xa5});
     view.data = memory.data();
   }
   Owned(const Owned& other) : memory(other.memory), view(other.view) { view.data = memory.data(); }

@@ -65,7 +65,7 @@ class Judge {
       for (std::int64_t head = 0; head < part.heads(); ++head) {
         std::byte* const at = place(part, to, r, head);
         std::memcpy(rest.data() + (at - to.memory.data()), at, bytes);
-        float chosen = core::given_scale(part, head);
+        float chosen = part.writes_scale ? 1 : core::given_scale(part, head);
         if (part.writes_scale) {
           std::byte* const at_scale = scale.at({r.block, r.in_block, head});
           std::memcpy(rest_of_scale.data() + (at_scale - scale.memory.data()), at_scale, 4);
