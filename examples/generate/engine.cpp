@@ -17,15 +17,6 @@ attn::Tensor of(const std::vector<std::int32_t>& x, std::int64_t width) {
   return attn::tensor(x.data(), {std::ssize(x) / width, width});
 }
 
-// Element `index` of the first dimension, with that dimension left out.
-attn::Tensor element(const attn::Tensor& t, std::int64_t index) {
-  attn::Tensor e = part(t, index, 1);
-  --e.rank;
-  std::copy(t.shape.begin() + 1, t.shape.end(), e.shape.begin());
-  std::copy(t.strides.begin() + 1, t.strides.end(), e.strides.begin());
-  return e;
-}
-
 }  // namespace
 
 void Engine::add(std::vector<std::int32_t> prompt, int fresh) {
@@ -55,6 +46,9 @@ void Engine::start() {
   problem_.layout_q = attn::Layout::packed;
   problem_.layout_k = attn::Layout::paged;
   problem_.type_k = problem_.type_v = options_.cache;
+  append_ = {.type_k = options_.cache,
+             .type_v = options_.cache,
+             .rope_pairs = attn::RopePairs::interleaved};
   const Config& c = model_.config();
   const std::int64_t row = attn::row_size(options_.cache, c.head_dim);
   const attn::DType dtype = attn::storage_dtype(options_.cache);
@@ -120,10 +114,10 @@ bool Engine::step() {
     table.insert(table.end(), r.pages.begin(), r.pages.end());
     table.resize(used.size() * width_, -1);  // entries past a length are not read
   }
-  Activations& x = model_.embed(tokens, positions);
+  Activations& x = model_.embed(tokens);
   for (int layer = 0; layer < model_.config().layers; ++layer) {
-    model_.project(layer, x);  // norm, products, rotary positions: q, k, v
-    append(layer, x, starts);  // k and v to their pages
+    model_.project(layer, x);                    // norm and products: q, k, v
+    append(layer, x, starts, positions, table);  // rotates q and k; k and v to their pages
     attn::Inputs in{.q = x.q, .k = cache_[layer].k, .v = cache_[layer].v};
     in.cu_seqlens_q = of(starts);
     in.seqused_k = of(used);
@@ -135,22 +129,16 @@ bool Engine::step() {
   return true;
 }
 
-// Rows of K and V, rounded to the type of the cache, to the pages of their requests.
-void Engine::append(int layer, const Activations& x, const std::vector<std::int32_t>& starts) {
-  const Layer& to = cache_[static_cast<std::size_t>(layer)];
-  for (std::size_t b = 0; b < running_.size(); ++b) {
-    const Request& r = running_[b];
-    const int count = starts[b + 1] - starts[b];
-    for (int i = 0, n = 0; i < count; i += n) {
-      const int position = r.cached - count + i, slot = position % options_.page;
-      n = std::min(count - i, options_.page - slot);
-      const std::int32_t page = r.pages[static_cast<std::size_t>(position / options_.page)];
-      attn::quantize(part(x.k, starts[b] + i, n), options_.cache,
-                     part(element(to.k, page), slot, n));
-      attn::quantize(part(x.v, starts[b] + i, n), options_.cache,
-                     part(element(to.v, page), slot, n));
-    }
-  }
+void Engine::append(int layer, const Activations& x, const std::vector<std::int32_t>& starts,
+                    const std::vector<std::int32_t>& positions,
+                    const std::vector<std::int32_t>& table) {
+  const Layer& cache = cache_[static_cast<std::size_t>(layer)];
+  attn::AppendInputs in{.q = x.q, .k = x.k, .v = x.v};
+  in.cu_seqlens = of(starts);
+  in.positions = of(positions);
+  in.page_table = of(table, width_);
+  in.inv_freq = model_.inv_freq();
+  attn::append_kv(append_, in, {.q = x.q, .k = cache.k, .v = cache.v});
 }
 
 void Engine::sample(const Activations& x, const std::vector<std::int32_t>& starts) {

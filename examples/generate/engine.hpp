@@ -59,7 +59,8 @@ class Engine {
   void start();
   void admit();
   void propose(Request& r) const;
-  void append(int layer, const Activations& x, const std::vector<std::int32_t>& starts);
+  void append(int layer, const Activations& x, const std::vector<std::int32_t>& starts,
+              const std::vector<std::int32_t>& positions, const std::vector<std::int32_t>& table);
   void sample(const Activations& x, const std::vector<std::int32_t>& starts);
   bool accept(Request& r, int last_row);
   std::span<const float> logits_of(int row) const;
@@ -68,6 +69,7 @@ class Engine {
   Model& model_;
   EngineOptions options_;
   attn::Problem problem_{};
+  attn::AppendProblem append_{};
   int width_ = 0;  // of the page table
   struct Layer {
     std::vector<std::byte> bytes_k, bytes_v;

@@ -92,13 +92,6 @@ attn::Tensor matrix(const std::vector<float>& x, std::int64_t columns) {
 
 }  // namespace
 
-attn::Tensor part(attn::Tensor t, std::int64_t first, std::int64_t count) {
-  t.data = static_cast<std::byte*>(t.data) +
-           static_cast<std::ptrdiff_t>(attn::size_of(t.dtype)) * first * t.strides[0];
-  t.shape[0] = count;
-  return t;
-}
-
 Linear::Linear(const StoredTensor& weight, std::optional<attn::DType> dtype) {
   const StorageInfo& has = info(weight.storage);
   const std::int64_t rows = weight.shape[0], columns = weight.shape[1];
@@ -111,11 +104,13 @@ Linear::Linear(const StoredTensor& weight, std::optional<attn::DType> dtype) {
   }
   stored_.resize(static_cast<std::size_t>(rows * columns) * attn::size_of(type));
   weight_ = attn::tensor(static_cast<void*>(stored_.data()), type, {rows, columns});
+  const std::size_t bytes = static_cast<std::size_t>(columns) * attn::size_of(type);
   attn::default_executor()->parallel_for(rows, [&](std::int64_t row, int) {
     std::vector<float> wide(static_cast<std::size_t>(columns));
     read_row(weight, row, wide);
-    attn::quantize(attn::tensor(wide.data(), {1, columns}),
-                   attn::parse_cache_type(attn::name(type)), part(weight_, row, 1));
+    void* to = stored_.data() + static_cast<std::size_t>(row) * bytes;
+    attn::quantize(attn::tensor(wide.data(), {columns}), attn::parse_cache_type(attn::name(type)),
+                   attn::tensor(to, type, {columns}));
   });
 }
 
@@ -144,7 +139,7 @@ Model::Model(GgufFile& file, std::optional<attn::DType> weights) : config_(read_
   const std::int64_t all_k = std::int64_t{c.heads_k} * c.head_dim;
   embedding_ = &file.tensor("token_embd.weight", {c.vocabulary, dim});
   norm_ = read_vector(file.tensor("output_norm.weight", {dim}));
-  frequencies_ = read_frequencies(file, c);
+  inv_freq_ = read_frequencies(file, c);
   const char* output = file.has_tensor("output.weight") ? "output.weight" : "token_embd.weight";
   output_ = Linear(file.tensor(output, {c.vocabulary, dim}), weights);
   for (int i = 0; i < c.layers; ++i) {
@@ -169,21 +164,17 @@ Model::Model(GgufFile& file, std::optional<attn::DType> weights) : config_(read_
   }
 }
 
-Activations& Model::embed(const std::vector<std::int32_t>& tokens,
-                          const std::vector<std::int32_t>& positions) {
+attn::Tensor Model::inv_freq() const {
+  return attn::tensor(inv_freq_.data(), {std::ssize(inv_freq_)});
+}
+
+Activations& Model::embed(const std::vector<std::int32_t>& tokens) {
   const Config& c = config_;
   Activations& x = activations_;
   const auto rows = static_cast<std::size_t>(tokens.size()), dim = std::size_t(c.dim);
   x.x.resize(rows * dim);
-  x.cos.resize(rows * frequencies_.size());
-  x.sin.resize(x.cos.size());
   for (std::size_t r = 0; r < rows; ++r) {
     read_row(*embedding_, tokens[r], std::span(x.x).subspan(r * dim, dim));
-    for (std::size_t i = 0; i < frequencies_.size(); ++i) {
-      const float angle = static_cast<float>(positions[r]) * frequencies_[i];
-      x.cos[r * frequencies_.size() + i] = std::cos(angle);
-      x.sin[r * frequencies_.size() + i] = std::sin(angle);
-    }
   }
   const auto make = [&](std::vector<float>& store, int heads) {
     store.resize(rows * std::size_t(heads) * std::size_t(c.head_dim));
@@ -196,21 +187,6 @@ Activations& Model::embed(const std::vector<std::int32_t>& tokens,
   return x;
 }
 
-// Neighbours 2i and 2i + 1 of each head are a point that turns by its row's angle (Su et al. 2021).
-void Model::rotate(const Activations& x, std::vector<float>& heads) const {
-  const std::size_t pairs = frequencies_.size(), dim = std::size_t(config_.head_dim);
-  const std::size_t of_row = heads.size() / (x.cos.size() / pairs);
-  for (std::size_t at = 0; at < heads.size(); at += dim) {
-    const std::size_t row = at / of_row;
-    for (std::size_t i = 0; i < pairs; ++i) {
-      const float a = heads[at + 2 * i], b = heads[at + 2 * i + 1];
-      const float cos = x.cos[row * pairs + i], sin = x.sin[row * pairs + i];
-      heads[at + 2 * i] = a * cos - b * sin;
-      heads[at + 2 * i + 1] = a * sin + b * cos;
-    }
-  }
-}
-
 void Model::project(int layer, Activations& x) {
   const Config& c = config_;
   Layer& l = layers_[static_cast<std::size_t>(layer)];
@@ -219,8 +195,6 @@ void Model::project(int layer, Activations& x) {
   l.q.set(in, matrix(x.store_q, c.heads * c.head_dim));
   l.k.set(in, matrix(x.store_k, c.heads_k * c.head_dim));
   l.v.set(in, matrix(x.store_v, c.heads_k * c.head_dim));
-  rotate(x, x.store_q);
-  rotate(x, x.store_k);
 }
 
 void Model::finish(int layer, Activations& x) {

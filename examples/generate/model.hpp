@@ -1,5 +1,4 @@
-// The layers of a Llama decoder without its attention: embedding, norms, products, rotary
-// positions.
+// The layers of a Llama decoder without its attention: embedding, norms and products.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +12,6 @@
 #include "gguf.hpp"
 
 namespace generate {
-
-// `count` of the first dimension, from `first` on.
-attn::Tensor part(attn::Tensor t, std::int64_t first, std::int64_t count);
 
 // C <- activation(A W^T), or C += A W^T, with the weights W [out, in] of a file.
 class Linear {
@@ -47,7 +43,6 @@ struct Config {
 struct Activations {
   std::vector<float> x{};  // [rows, dim], what layers add to
   std::vector<float> normed{}, gate{}, up{};
-  std::vector<float> cos{}, sin{};  // [rows, rope_dims / 2]
   std::vector<float> store_q{}, store_k{}, store_v{}, store_o{};
   attn::Tensor q{}, k{}, v{}, o{};
 };
@@ -59,9 +54,10 @@ class Model {
   Model(GgufFile& file, std::optional<attn::DType> weights);
 
   const Config& config() const { return config_; }
+  // f32 [rope_dims / 2]: radians that neighbours of Q and K turn by from position to position.
+  attn::Tensor inv_freq() const;
   // What follows is valid until the next call.
-  Activations& embed(const std::vector<std::int32_t>& tokens,
-                     const std::vector<std::int32_t>& positions);
+  Activations& embed(const std::vector<std::int32_t>& tokens);
   void project(int layer, Activations& x);  // x.x to x.q, x.k, x.v
   void finish(int layer, Activations& x);   // x.o to x.x
   // [rows, vocabulary], of these rows.
@@ -72,11 +68,9 @@ class Model {
     std::vector<float> norm_attention{}, norm_inner{};
     Linear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
   };
-  void rotate(const Activations& x, std::vector<float>& heads) const;
-
   Config config_{};
   const StoredTensor* embedding_ = nullptr;
-  std::vector<float> frequencies_{}, norm_{};  // [rope_dims / 2]: radians a position
+  std::vector<float> inv_freq_{}, norm_{};
   std::vector<Layer> layers_{};
   Linear output_{};
   Activations activations_{};
