@@ -141,6 +141,14 @@ struct ForwardParams : ProblemParams {
   int list_length;
 };
 
+// Of caches in types of their own: a factor for each key and head, one a head or one for all where
+// strides are 0. Null: 1.
+struct CachedForwardParams : ForwardParams {
+  const float* scale_k;
+  const float* scale_v;
+  Strides scale_k_strides, scale_v_strides;
+};
+
 // Partial results over keys that another pass had, those of a shared prefix: o [splits][rows]
 // [head_dim_v], lse [splits][rows].
 struct OtherPart {

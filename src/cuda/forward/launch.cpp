@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/cache_type.hpp"
 #include "core/problem/prefix_expressions.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
@@ -34,9 +35,17 @@ ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs&
   tensors.uneven_q = is_uneven(plan, inputs);
   tensors.seqused_q = inputs.seqused_q.given();
   tensors.seqused_k = inputs.seqused_k.given();
-  for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &outputs.o}) {
-    tensors.aligned = tensors.aligned && alignment_of(*t) % 16 == 0;
-  }
+  const auto align = [&](const Tensor& t, std::int64_t bytes = 16) {
+    tensors.aligned = tensors.aligned && alignment_of(t) % bytes == 0;
+  };
+  const Problem& p = plan.problem;
+  align(inputs.q);
+  align(outputs.o);
+  const bool cached = core::has_own_types(p);
+  align(inputs.k, cached ? cache_alignment(core::type_of_k(p), p.head_dim) : 16);
+  align(inputs.v, cached ? cache_alignment(core::type_of_v(p), p.head_dim_v) : 16);
+  tensors.scale_k = inputs.scale_k.given();
+  tensors.scale_v = inputs.scale_v.given();
   // As of multi-head latent attention: the address of each key's row is that of its row of V.
   tensors.v_in_k = inputs.k.data == inputs.v.data && inputs.k.strides == inputs.v.strides &&
                    inputs.k.rank == inputs.v.rank;
@@ -50,7 +59,9 @@ void launch_pass(const ForwardPass& pass, const Problem& problem, const Expressi
   core::CallMemory memory;
   std::pmr::vector<std::byte> expressions(pack.size(), &memory.resource());
   pack.pack(inputs.buffers, expressions.data());
-  device::ForwardParams parameters = pass.parameters;
+  device::CachedForwardParams parameters{};
+  static_cast<device::ForwardParams&>(parameters) = pass.parameters;
+  fill_scales(parameters, problem, inputs);
   fill_forward_tensors(parameters, problem, pass.config, inputs, outputs,
                        static_cast<std::byte*>(context.workspace.data) + pass.workspace_offset);
   if (pass.deals_tiles) parameters.counter = work_counter(context.stream);

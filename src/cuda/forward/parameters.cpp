@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <tuple>
 
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/plan/choose_forward.hpp"
@@ -96,6 +97,20 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   out.heads_at_once = heads_at_once(p, config);
   out.num_tiles = static_cast<int>(num_tiles(p, config, splits.count).value());
   return out;
+}
+
+void fill_scales(device::CachedForwardParams& to, const Problem& p, const Inputs& inputs) {
+  const auto strides = [&](const Tensor& scale) -> device::Strides {
+    if (scale.rank == 1) return {0, 0, scale.shape[0] == 1 ? 0 : scale.strides[0]};
+    return strides_of(scale, p.layout_k);
+  };
+  for (const auto& [scale, data, by] :
+       {std::tuple{&inputs.scale_k, &to.scale_k, &to.scale_k_strides},
+        std::tuple{&inputs.scale_v, &to.scale_v, &to.scale_v_strides}}) {
+    if (!scale->given()) continue;
+    *data = static_cast<const float*>(scale->data);
+    *by = strides(*scale);
+  }
 }
 
 void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const ForwardConfig& config,

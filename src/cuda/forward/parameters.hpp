@@ -13,6 +13,9 @@
 
 namespace attn::cuda {
 
+// The scales of a cache, as far as they are given.
+void fill_scales(device::CachedForwardParams& to, const Problem& problem, const Inputs& inputs);
+
 // What the parameters of every call have in common. The plan has checked that its sizes fit
 // (limits.hpp).
 device::ForwardParams forward_parameters(const Problem& problem, const ForwardConfig& config,

@@ -14,6 +14,29 @@
 namespace attn::cuda {
 namespace {
 
+// The device's name of it (device/tile/cache_type.cuh).
+std::string_view cache_type(CacheType type) {
+  switch (type) {
+    case CacheType::as_q:
+    case CacheType::f64:  // no kernel takes these
+    case CacheType::f32:
+      return "CacheF32";
+    case CacheType::bf16:
+      return "CacheBF16";
+    case CacheType::f16:
+      return "CacheF16";
+    case CacheType::e4m3:
+      return "CacheE4M3";
+    case CacheType::i8:
+      return "CacheI8";
+    case CacheType::q8_0:
+      return "CacheQ8_0";
+    case CacheType::q4_0:
+      return "CacheQ4_0";
+  }
+  return {};
+}
+
 // Constants that every forward kernel has; its own follow. keys: of a block.
 ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   const ForwardFeatures& f = c.features;
@@ -26,6 +49,13 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   text.number("kParts", c.tiling.parts);
   text.number("kPageSize", f.page_size);
   text.flag("kKeyList", f.key_list);
+  text.flag("kCached", f.cached);
+  if (f.cached) {
+    text.type("CacheK", cache_type(f.type_k));
+    text.type("CacheV", cache_type(f.type_v));
+    text.flag("kScaledK", f.scale_k);
+    text.flag("kScaledV", f.scale_v);
+  }
   text.flag("kPackedQ", f.packed_q);
   text.flag("kPackedK", f.packed_k);
   text.flag("kUsedQ", f.used_q);
@@ -90,7 +120,9 @@ int precise_math(DType dtype) noexcept {
 
 void check_forward_parameters(const Problem& problem, const ForwardConfig& config) {
   std::size_t bytes =
-      sizeof(device::ForwardParams) + expressions_bytes(problem.mask, score_expression(problem));
+      (config.features.cached ? sizeof(device::CachedForwardParams)
+                              : sizeof(device::ForwardParams)) +
+      expressions_bytes(problem.mask, score_expression(problem));
   if (config.kernel->reads_maps) {
     constexpr std::size_t kAlignment = alignof(ForwardMaps);
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment + sizeof(ForwardMaps);
@@ -115,19 +147,21 @@ Source forward_source(const Problem& problem, const ForwardConfig& config,
   text +=
       print_expressions(problem.mask, score_expression(problem), printed,
                         config.kernel->bounds_keys && is_short, config.features.mask_scans_buffers);
+  const bool cached = config.features.cached;
+  if (cached) text += "#include \"tile/cache_type.cuh\"\n";
   text += "namespace attn::device {\n" + print_config(config);
   text += config.shape->declarations(config);
   text += "}\n";
   text += fmt::format("#include \"kernels/{}.cuh\"\n", source.name);
   text += fmt::format(
       "extern \"C\" __global__ void __launch_bounds__({0}, {1})\n"
-      "attn_forward(const __grid_constant__ attn::device::ForwardParams p,\n"
+      "attn_forward(const __grid_constant__ attn::device::{5}ForwardParams p,\n"
       "             const __grid_constant__ attn::device::Expressions e{2}) {{\n"
       "  attn::device::{3}<attn::device::Config>(p, e{4});\n"
       "}}\n",
-      config.tiling.threads, 1,
+      config.tiling.threads, cached ? config.tiling.blocks_at_once : 1,
       maps ? ",\n             const __grid_constant__ attn::device::ForwardMaps maps" : "",
-      source.name, maps ? ", maps" : "");
+      source.name, maps ? ", maps" : "", cached ? "Cached" : "");
   return source;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/cache_type.hpp"
 #include "core/philox.hpp"
 #include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/mask_buffers.hpp"
@@ -28,11 +29,22 @@ bool mask_scans_buffers(const Problem& p) {
 
 }  // namespace
 
+std::int64_t cache_alignment(CacheType type, std::int64_t dim) {
+  std::int64_t most = 16;
+  while (core::row_bytes(type, dim) % most != 0) most /= 2;
+  return most;
+}
+
 ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors) {
   ForwardFeatures f;
   f.dtype = p.dtype;
   f.head_dim = static_cast<int>(p.head_dim);
   f.head_dim_v = static_cast<int>(p.head_dim_v);
+  f.type_k = core::type_of_k(p);
+  f.type_v = core::type_of_v(p);
+  f.cached = core::has_own_types(p);
+  f.scale_k = tensors.scale_k;
+  f.scale_v = tensors.scale_v;
   f.packed_q = p.layout_q == Layout::packed;
   f.packed_k = p.layout_k == Layout::packed;
   f.paged = p.layout_k == Layout::paged;

@@ -1,6 +1,8 @@
 // What a problem and the tensors of a call ask of a forward kernel, whatever its tile shape.
 #pragma once
 
+#include <cstdint>
+
 #include "attn/problem.hpp"
 #include "attn/tensor.hpp"
 
@@ -11,7 +13,9 @@ struct ForwardTensors {
   bool seqused_q = false, seqused_k = false;
   bool whole_k = false;  // sequences in pages have seqlen_k keys, without seqused_k
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
+  // K and V in types of their own: of as many as divide their rows.
   bool aligned = true;
+  bool scale_k = false, scale_v = false;  // given
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
   // A packed Q has few rows for its sequences and the longest of them: their numbers of queries
   // differ much (plan/decoding_part.hpp).
@@ -26,6 +30,9 @@ struct ForwardFeatures {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
   int page_size = 0;      // when paged
   bool key_list = false;  // keys by list
+  // How K and V are stored, never as_q; cached: one of them in a type of its own.
+  CacheType type_k = CacheType::bf16, type_v = CacheType::bf16;
+  bool cached = false, scale_k = false, scale_v = false;  // whether there are scales of Inputs
   bool sink = false, dropout = false;
   bool dropout_flipped = false;  // core::DropoutRule::flipped
   bool rng_state = false;        // seed and offset of dropout are read by the kernel
@@ -44,6 +51,10 @@ struct ForwardFeatures {
 inline bool has_own_lengths(const ForwardFeatures& f) noexcept {
   return (f.used_k || f.packed_k) && !f.key_list;
 }
+
+// To which K or V of a type of its own are aligned, at least: the largest power of two, up to 16,
+// that divides the bytes of a row.
+std::int64_t cache_alignment(CacheType type, std::int64_t dim);
 
 ForwardFeatures forward_features(const Problem& problem, const ForwardTensors& tensors);
 

@@ -105,6 +105,7 @@ struct ForwardKernel {
   // after the other (device/schedule/pieces.cuh); one that a single piece holds is stored whole.
   bool takes_pieces = false;
   bool takes_key_lists = false;
+  bool takes_cache_types = false;  // of its own, of K and V
   bool bounds_keys = false;  // takes more of the mask as bounds of the key
 
   bool runs_by_name_only() const noexcept { return algorithm != Algorithm::flash_attention_2; }

@@ -21,7 +21,8 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .choose_splits = split_forward_sm80_few_rows,
                     .begins_early = true,
                     .takes_pieces = true,
-                    .takes_key_lists = true},
+                    .takes_key_lists = true,
+                    .takes_cache_types = true},
       // Hopper.
       ForwardKernel{.name = "forward_sm90",
                     .choose = choose_forward_sm90,

@@ -34,10 +34,10 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                                                  const ForwardRequest& request, KeySplits splits) {
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
-  if (core::has_own_types(p)) {
+  if (core::has_own_types(p) && !kernel.takes_cache_types) {
     return {{},
-            fmt::format("type_k is {} and type_v is {}; accepted is as_q", name(p.type_k),
-                        name(p.type_v))};
+            fmt::format("type_k is {} and type_v is {}; accepted by {} is as_q", name(p.type_k),
+                        name(p.type_v), kernel.name)};
   }
   if (kernel.reads_maps && !request.tensors.mapped) {
     return {ForwardConfig{}, "the driver makes no tensor maps of tensors with these strides"};

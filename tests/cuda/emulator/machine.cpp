@@ -433,9 +433,9 @@ void finish_stores(std::size_t pending) {
   }
 }
 
-void copy_later(unsigned destination, const void* source, bool exists) {
-  check_address(destination, 16);
-  now().copies.back().push_back({destination, source, exists});
+void copy_later(unsigned destination, const void* source, bool exists, unsigned bytes) {
+  check_address(destination, bytes);
+  now().copies.back().push_back({destination, source, exists, bytes});
 }
 void commit_copies() { now().copies.emplace_back(); }
 void wait_copies(unsigned groups) {
@@ -443,9 +443,9 @@ void wait_copies(unsigned groups) {
   while (all.size() > groups + 1) {
     for (const Copy& c : all.front()) {
       if (c.exists) {
-        std::memcpy(block->shared + c.destination, c.source, 16);
+        std::memcpy(block->shared + c.destination, c.source, c.bytes);
       } else {
-        std::memset(block->shared + c.destination, 0, 16);
+        std::memset(block->shared + c.destination, 0, c.bytes);
       }
     }
     all.erase(all.begin());

@@ -88,7 +88,7 @@ void commit_stores();
 void finish_stores(std::size_t pending);
 
 // cp.async.
-void copy_later(unsigned destination, const void* source, bool exists);
+void copy_later(unsigned destination, const void* source, bool exists, unsigned bytes = 16);
 void commit_copies();
 void wait_copies(unsigned groups);
 

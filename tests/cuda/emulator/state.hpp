@@ -18,6 +18,7 @@ struct Copy {
   unsigned destination;
   const void* source;
   bool exists;
+  unsigned bytes;
 };
 
 struct Fiber {

@@ -17,6 +17,9 @@
 //   kGroup                 query heads of a K, V head; all share the tile
 //   kPageSize              of paged K and V; 0: not paged
 //   kKeyList               keys by list: the rows are all those of a K, V head and query
+//   kCached                K or V has a type of its own: CacheK, CacheV, kScaledK, kScaledV
+//                          (tile/cache_type.cuh), head_dim then a multiple of 16, head_dim_v of 32;
+//                          K and V are aligned as their rows are, up to 16 bytes
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
@@ -30,6 +33,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "kernels/forward_sm80_few_rows/cached_keys.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
@@ -47,6 +51,25 @@
 
 namespace attn::device {
 
+// A warp's keys of a block in shared memory: K, then V.
+template <class C, int kKeys, bool kCached = C::kCached>
+struct KeysStage {
+  static constexpr int kVAt = kKeys * SharedTile<C::kHeadDim>::kRowBytes;
+  static constexpr int kBytes = kVAt + kKeys * SharedTile<C::kHeadDimV>::kRowBytes;
+};
+template <class C, int kKeys>
+struct KeysStage<C, kKeys, true> : CachedKeys<C, kKeys> {};
+
+// Of an element of K, of V: what strides count.
+template <class C, bool kCached = C::kCached>
+struct StorageBytes {
+  static constexpr int kK = 2, kV = 2;
+};
+template <class C>
+struct StorageBytes<C, true> {
+  static constexpr int kK = C::CacheK::kStorageBytes, kV = C::CacheV::kStorageBytes;
+};
+
 // Shared memory, in bytes: the stages of each warp, K then V; at the end, in their place, O of each
 // warp in float32, then the sums of its rows.
 template <class C>
@@ -54,8 +77,8 @@ struct ForwardFewRowsLayout {
   using TileK = SharedTile<C::kHeadDim>;
   using TileV = SharedTile<C::kHeadDimV>;
   static constexpr int kKeys = C::kBlockN / C::kWarps;  // of a warp
-  static constexpr int kK = kKeys * TileK::kRowBytes, kV = kKeys * TileV::kRowBytes;
-  static constexpr int kWarpBytes = C::kStages * (kK + kV);
+  using Stage = KeysStage<C, kKeys>;
+  static constexpr int kWarpBytes = C::kStages * Stage::kBytes;
   // Rows are padded by 8 floats: the 8 rows that a warp stores at once lie in different banks.
   static constexpr int kRowBytes = 4 * (C::kHeadDimV + 8);
   static constexpr int kSumsAt = C::kWarps * C::kBlockM * kRowBytes;
@@ -75,12 +98,14 @@ struct ForwardFewRows {
   using Layout = ForwardFewRowsLayout<C>;
   using TileK = typename Layout::TileK;
   using TileV = typename Layout::TileV;
+  using Stage = typename Layout::Stage;
   using Element = typename C::Element;
   using Blocks = KeyBlocks<C, Expressions, ForwardFewRows, C::kClassified>;
   static constexpr int kThreads = 32 * C::kWarps, kKeys = Layout::kKeys;
   static constexpr int kTiles = C::kBlockM / 16;
   static constexpr int kSteps = TileK::kChunks / 2;
   static constexpr float kLog2E = 1.4426950408889634f;
+  static constexpr int kBytesK = StorageBytes<C>::kK, kBytesV = StorageBytes<C>::kV;
   // Where sequences have lengths of their own, thread blocks stay, and take long pieces first.
   static constexpr bool kStays = (C::kUsedK || C::kPackedK) && !C::kKeyList;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
@@ -134,11 +159,15 @@ struct ForwardFewRows {
             reinterpret_cast<const unsigned*>(
                 static_cast<const char*>(p.q) +
                 2 * tile.query_row(p.q_strides, exists ? query : 0, exists ? head : 0)) +
-            lane() % 4;
+            (C::kCached ? lane() % 4 * (C::kHeadDim / 8) : lane() % 4);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
+            if constexpr (C::kCached) {  // in the order of CachedKeys
+              w.q[m][step][2 * half + i] = exists ? from[2 * step + half] : 0u;
+              continue;
+            }
             const bool inside = 16 * step + 8 * half < C::kHeadDim;
             w.q[m][step][2 * half + i] = exists && inside ? from[8 * step + 4 * half] : 0u;
           }
@@ -164,21 +193,47 @@ struct ForwardFewRows {
     }
     return found;
   }
-  // Rows past the length are zeros: P = 0 would not undo a NaN in V.
+  // Where row `row` of the warp's keys lies. Rows past the length are zeros: P = 0 would not undo a
+  // NaN in V. All lanes call it.
+  template <int kBytes = 2>
+  ATTN_DEVICE SourceRow source_row(const char* from, const Strides& strides, int key0,
+                                   const Found& found, int row) const {
+    const int key = C::kKeyList ? __shfl_sync(~0u, found.key, row) : key0 + row;
+    bool exists = tile.is_key(key);
+    long long at = key * strides.row;
+    if constexpr (C::kPageSize > 0) {
+      const int own = __shfl_sync(~0u, found.page, row);
+      exists = exists && static_cast<unsigned>(own) < static_cast<unsigned>(p.num_pages);
+      at = own * strides.batch + key % C::kPageSize * strides.row;
+    }
+    return SourceRow{from + (exists ? kBytes * at : 0), exists};
+  }
   template <class Tile>
   ATTN_DEVICE void load_keys(unsigned to, const char* from, const Strides& strides, int key0,
                              const Found& found) const {
-    load_warp_tile<Tile, kKeys>(to, [&](int row) {
-      const int key = C::kKeyList ? __shfl_sync(~0u, found.key, row) : key0 + row;
-      bool exists = tile.is_key(key);
-      long long at = key * strides.row;
-      if constexpr (C::kPageSize > 0) {
-        const int own = __shfl_sync(~0u, found.page, row);
-        exists = exists && static_cast<unsigned>(own) < static_cast<unsigned>(p.num_pages);
-        at = own * strides.batch + key % C::kPageSize * strides.row;
-      }
-      return SourceRow{from + (exists ? 2 * at : 0), exists};
+    load_warp_tile<Tile, kKeys>(
+        to, [&](int row) { return source_row(from, strides, key0, found, row); });
+  }
+  // K and V as they are stored, and their scales of Inputs.
+  ATTN_DEVICE void load_cached(unsigned to, const char* k, const char* v, int key0,
+                               const Found& found) const {
+    const auto& params = static_cast<const CachedForwardParams&>(p);
+    const int head = tile.key_head(p);
+    Stage::template copy<Stage::kRowK>(to, [&](int row) {
+      return source_row<Stage::K::kStorageBytes>(k, p.k_strides, key0, found, row);
     });
+    Stage::template copy<Stage::kRowV>(to + Stage::kVAt, [&](int row) {
+      return source_row<Stage::V::kStorageBytes>(v, p.v_strides, key0, found, row);
+    });
+    const auto load_scales = [&](int at, const float* scales, const Strides& strides) {
+      const char* const first =
+          reinterpret_cast<const char*>(scales + tile.first_key(strides, head));
+      Stage::copy_scales(to + static_cast<unsigned>(Stage::kScalesAt + at), [&](int row) {
+        return source_row<4>(first, strides, key0, found, row);
+      });
+    };
+    if constexpr (C::kScaledK) load_scales(0, params.scale_k, params.scale_k_strides);
+    if constexpr (C::kScaledV) load_scales(4 * kKeys, params.scale_v, params.scale_v_strides);
   }
   // Asks for this warp's keys of the next block, and for V of them, and goes on to the one after.
   struct Copies {
@@ -193,9 +248,13 @@ struct ForwardFewRows {
       next.list.advance(*this, 0);
       next.found = next_found(next.list);
       const unsigned to = shared + static_cast<unsigned>(warp() * Layout::kWarpBytes +
-                                                         stage * (Layout::kK + Layout::kV));
-      load_keys<TileK>(to, next.k, p.k_strides, key0, found);
-      load_keys<TileV>(to + Layout::kK, next.v, p.v_strides, key0, found);
+                                                         stage * Stage::kBytes);
+      if constexpr (C::kCached) {
+        load_cached(to, next.k, next.v, key0, found);
+      } else {
+        load_keys<TileK>(to, next.k, p.k_strides, key0, found);
+        load_keys<TileV>(to + Stage::kVAt, next.v, p.v_strides, key0, found);
+      }
     }
     copy_async_commit();
   }
@@ -243,10 +302,15 @@ struct ForwardFewRows {
   }
 
   // Makes P of a block as operands, and multiplies O where the references moved.
-  ATTN_DEVICE void softmax(Warp& w, unsigned (&p16)[kTiles][kKeys / 4], int block,
-                           bool mixed) const {
+  ATTN_DEVICE void softmax(Warp& w, unsigned (&p16)[kTiles][kKeys / 4], int block, bool mixed,
+                           unsigned stage) const {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
+      if constexpr (C::kCached) {
+        if constexpr (C::kScaledK) {
+          Stage::multiply_scales(w.s[m], Stage::scales_k(stage_at(stage)));
+        }
+      }
       if constexpr (Expressions::kHasScore) {
         for_each_score(w.s[m], m, block, [&](float& x, int query, int head, int key, int step) {
           x = tile.score(p, e, x, query, head, key, step);
@@ -263,8 +327,18 @@ struct ForwardFewRows {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
+      if constexpr (C::kCached) {
+        if constexpr (Stage::kScalesP) {
+          Stage::multiply_scales(w.s[m], Stage::scales_v(stage_at(stage)));
+        }
+      }
       to_operand<Element>(w.s[m], p16[m]);
     }
+  }
+
+  // The address of this warp's part of a stage.
+  ATTN_DEVICE const char* stage_at(unsigned stage) const {
+    return memory + warp() * Layout::kWarpBytes + stage;
   }
 
   // Goes through the blocks of keys of the tile.
@@ -272,8 +346,8 @@ struct ForwardFewRows {
     const int head = tile.key_head(p);
     Blocks list(*this, 0);
     Copies next{list, next_found(list),
-                static_cast<const char*>(p.k) + 2 * tile.first_key(p.k_strides, head),
-                static_cast<const char*>(p.v) + 2 * tile.first_key(p.v_strides, head)};
+                static_cast<const char*>(p.k) + kBytesK * tile.first_key(p.k_strides, head),
+                static_cast<const char*>(p.v) + kBytesV * tile.first_key(p.v_strides, head)};
 #pragma unroll
     for (int stage = 0; stage < C::kStages - 1; ++stage) load_next(next, stage);
     load_q(w);
@@ -286,11 +360,17 @@ struct ForwardFewRows {
       copy_async_wait<C::kStages - 2>();
       __syncwarp();  // the block is here, and the stage before it is no longer read
       load_next(next, free);
-      const auto at = static_cast<unsigned>(stage * (Layout::kK + Layout::kV));
-      multiply_qk(w, at);
+      const auto at = static_cast<unsigned>(stage * Stage::kBytes);
       unsigned p16[kTiles][kKeys / 4];
-      softmax(w, p16, block, mixed);
-      multiply_values<Element, TileV>(w.o, p16, w.v_lane + at);
+      if constexpr (C::kCached) {
+        Stage::multiply_qk(w.s, w.q, stage_at(at));
+        softmax(w, p16, block, mixed, at);
+        Stage::multiply_pv(w.o, p16, stage_at(at));
+      } else {
+        multiply_qk(w, at);
+        softmax(w, p16, block, mixed, at);
+        multiply_values<Element, TileV>(w.o, p16, w.v_lane + at);
+      }
       free = stage;
       stage = stage + 1 == C::kStages ? 0 : stage + 1;
     }
@@ -318,6 +398,19 @@ struct ForwardFewRows {
         const int row = 16 * m + lane() / 4 + 8 * i;
         if (!row_exists(row)) continue;
         if (lane() % 4 == 0) *sums(warp(), row) = {w.softmax[m].r[i], l, w.softmax[m].m[i]};
+        if constexpr (C::kCached) {  // in the order of CachedKeys
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            Four* to = reinterpret_cast<Four*>(part_row(warp(), row) +
+                                               (2 * (lane() % 4) + c) * (C::kHeadDimV / 8));
+#pragma unroll
+            for (int j = 0; j < C::kHeadDimV / 8; j += 4) {
+              const float* x = w.o[m] + 4 * j + 2 * i + c;
+              to[j / 4] = {x[0], x[4], x[8], x[12]};
+            }
+          }
+          continue;
+        }
         float2* o = reinterpret_cast<float2*>(part_row(warp(), row)) + lane() % 4;
 #pragma unroll
         for (int j = 0; j < C::kHeadDimV / 8; ++j) {
@@ -424,7 +517,7 @@ struct ForwardFewRows {
     const int l = lane();
     const unsigned own = shared + static_cast<unsigned>(warp() * Layout::kWarpBytes);
     w.k_lane = TileK::lane(own, l / 16 * 8 + l % 8, l / 8 % 2);
-    w.v_lane = TileV::lane(own + Layout::kK, l % 16, l / 16);
+    w.v_lane = TileV::lane(own + Stage::kVAt, l % 16, l / 16);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll

@@ -13,6 +13,18 @@ ATTN_DEVICE void copy_async(unsigned destination, const void* source, bool exist
                : "memory");
 }
 
+// kBytes, 4, 8 or 16, both addresses aligned to as many; likewise.
+template <int kBytes>
+ATTN_DEVICE void copy_async_bytes(unsigned destination, const void* source, bool exists) {
+  if constexpr (kBytes == 16) {
+    copy_async(destination, source, exists);
+  } else {
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(destination),
+                 "l"(source), "n"(kBytes), "r"(exists ? kBytes : 0)
+                 : "memory");
+  }
+}
+
 // Closes the group of copies that this thread has asked for since the last one.
 ATTN_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kGroups groups of this thread, the youngest, are under way.

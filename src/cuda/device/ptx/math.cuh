@@ -37,9 +37,14 @@ ATTN_DEVICE float float_of_half(unsigned short half) {
   return x;
 }
 
-// Two floats rounded to the 16-bit type, the first in the low half.
+// Two floats rounded to the 16-bit type, the first in the low half; x y + z of both halves.
 struct BFloat16 {
   static constexpr unsigned kExponent = 0x7f80;  // all ones in infinities and NaN
+  static ATTN_DEVICE unsigned fma(unsigned x, unsigned y, unsigned z) {
+    unsigned r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+  }
   static ATTN_DEVICE unsigned pack(float low, float high) {
     unsigned r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
@@ -48,6 +53,11 @@ struct BFloat16 {
 };
 struct Float16 {
   static constexpr unsigned kExponent = 0x7c00;
+  static ATTN_DEVICE unsigned fma(unsigned x, unsigned y, unsigned z) {
+    unsigned r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(x), "r"(y), "r"(z));
+    return r;
+  }
   static ATTN_DEVICE unsigned pack(float low, float high) {
     unsigned r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));

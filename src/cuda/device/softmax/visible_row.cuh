@@ -14,6 +14,7 @@
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/cache_type.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -89,7 +90,7 @@ struct VisibleRow {
                     is_visible(query, key, head);
         float s = minus_infinity();
         if (seen) {
-          s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
+          s = multiply_qk(from, k + tile.key_row(p, p.k_strides, key), key);
           if constexpr (Expressions::kHasScore) {
             s = e.score(s, query, key, q.batch, head, q.length_q, q.length_k);
           }
@@ -106,9 +107,9 @@ struct VisibleRow {
         while (left != 0) {
           const int other = 31 - __clz(static_cast<int>(left));
           left ^= 1u << other;
-          add(o, __shfl_sync(~0u, kept, other),
-              element<Element>(p.v,
-                               v + tile.key_row(p, p.v_strides, tile.key_at(p, key0 + other))));
+          const int of_other = tile.key_at(p, key0 + other);
+          add(o, __shfl_sync(~0u, kept, other), v + tile.key_row(p, p.v_strides, of_other),
+              of_other);
         }
       }
       if (pass == 0) {
@@ -125,8 +126,20 @@ struct VisibleRow {
     const Sequence& q = tile.sequence;
     return e.mask(query, key, q.batch, head, q.length_q, q.length_k);
   }
-  static ATTN_DEVICE float multiply_qk(const Storage* q, const Storage* k) {
+  // at: where the key's row of K, of V, starts, in elements.
+  ATTN_DEVICE float multiply_qk(const Storage* q, long long at, int key) const {
     float s = 0;
+    if constexpr (C::kCached) {
+      using K = typename C::CacheK;
+      const auto& params = static_cast<const CachedForwardParams&>(p);
+      const char* const k = static_cast<const char*>(p.k) + K::kStorageBytes * at;
+#pragma unroll 1
+      for (int i = 0; i < C::kHeadDim; ++i) {
+        s = fmaf(Scalar<Element>::from(q[i]), K::element(k, i), s);
+      }
+      return s * scale_of_key<C::kScaledK>(p, tile, params.scale_k, params.scale_k_strides, key);
+    }
+    const Storage* const k = element<Element>(p.k, at);
 #pragma unroll 1
     for (int i = 0; i < C::kHeadDim; ++i) {
       s = fmaf(Scalar<Element>::from(q[i]), Scalar<Element>::from(k[i]), s);
@@ -142,7 +155,19 @@ struct VisibleRow {
   static ATTN_DEVICE bool inside(int i) {
     return C::kHeadDimV % 32 == 0 || 32 * i + lane() < C::kHeadDimV;
   }
-  static ATTN_DEVICE void add(float (&o)[kColumns], float weight, const Storage* v) {
+  ATTN_DEVICE void add(float (&o)[kColumns], float weight, long long at, int key) const {
+    if constexpr (C::kCached) {
+      using V = typename C::CacheV;
+      const auto& params = static_cast<const CachedForwardParams&>(p);
+      const char* const v = static_cast<const char*>(p.v) + V::kStorageBytes * at;
+      weight *= scale_of_key<C::kScaledV>(p, tile, params.scale_v, params.scale_v_strides, key);
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+        if (inside(i)) o[i] = fmaf(weight, V::element(v, 32 * i + lane()), o[i]);
+      }
+      return;
+    }
+    const Storage* const v = element<Element>(p.v, at);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       if (inside(i)) o[i] = fmaf(weight, Scalar<Element>::from(v[32 * i + lane()]), o[i]);

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstdint>
 #include <string_view>
+#include <tuple>
 
+#include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/kernels/shared_memory.hpp"
@@ -43,11 +45,40 @@ const Shape* find_shape(const Problem& p) {
   return row == kShapes.end() ? nullptr : row;
 }
 
+// A warp's stage as device/kernels/forward_sm80_few_rows/cached_keys.cuh lays it out. There may be
+// scales: tensors are not known yet.
+std::int64_t cached_stage_bytes(const Problem& p, const Shape& s) {
+  const auto keys = [&](CacheType type, std::int64_t dim) {
+    const std::int64_t row = core::row_bytes(type, dim);
+    return core::ceil_div(s.keys * (row % 16 == 0 ? row + 16 : row), 16) * 16;
+  };
+  const CacheType k = core::type_of_k(p), v = core::type_of_v(p);
+  const bool scaled = core::is_scaled(k) || core::is_scaled(v);
+  return keys(k, p.head_dim) + keys(v, p.head_dim_v) + (scaled ? 8 * s.keys : 0);
+}
+
+// Why K and V of types of their own are not taken, beside other reasons.
+std::string cache_obstacle(const Problem& p) {
+  for (const auto& [name_of, type, dim, whole] :
+       {std::tuple{"type_k", core::type_of_k(p), p.head_dim, 16},
+        std::tuple{"type_v", core::type_of_v(p), p.head_dim_v, 32}}) {
+    constexpr int kLeast = 4;  // bytes of a copy
+    if (dim % whole == 0 && cache_alignment(type, dim) >= kLeast) continue;
+    return fmt::format(
+        "{} is {} and its head size {}; accepted are multiples of {} whose rows have a multiple of "
+        "{} bytes",
+        name_of, name(type), dim, whole, kLeast);
+  }
+  return {};
+}
+
 // The stages of each warp; at the end, in their place, O of each warp in rows of float32 and the
 // sums of each.
 std::int64_t shared_bytes(const Problem& p, const Shape& s) {
   const std::int64_t row_k = (p.head_dim + 15) / 16 * 32, row_v = (p.head_dim_v + 15) / 16 * 32;
-  const std::int64_t stages = std::int64_t{s.stages} * s.warps * s.keys * (row_k + row_v);
+  const std::int64_t stage =
+      core::has_own_types(p) ? cached_stage_bytes(p, s) : s.keys * (row_k + row_v);
+  const std::int64_t stages = std::int64_t{s.stages} * s.warps * stage;
   const std::int64_t merged = std::int64_t{s.warps} * s.rows * (4 * (p.head_dim_v + 8) + 16);
   return std::max(stages, merged);
 }
@@ -65,11 +96,12 @@ class ForwardFewRows final : public ForwardShape {
   const Shape& shape_;
 };
 
-int blocks_per_multiprocessor(std::int64_t shared_bytes) {
+int blocks_per_multiprocessor(std::int64_t shared_bytes, bool cached) {
   constexpr std::int64_t kSharedBytes = 227 << 10, kReserved = 1 << 10;  // on 9.0; of a block
-  constexpr int kMost = 4;  // by registers: 128 threads of at most 128 to 255
+  // By registers: 128 threads of at most 128 to 255; with conversions of K and V, of 168.
+  const int most = cached ? 3 : 4;
   return static_cast<int>(
-      std::clamp<std::int64_t>(kSharedBytes / (shared_bytes + kReserved), 1, kMost));
+      std::clamp<std::int64_t>(kSharedBytes / (shared_bytes + kReserved), 1, most));
 }
 
 }  // namespace
@@ -78,6 +110,11 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
   const Problem p = one_query_each(request.problem);
   if (std::string why = tensor_core_obstacle(p, request.tensors.aligned); !why.empty()) {
     return ForwardChoice::refused(std::move(why));
+  }
+  if (core::has_own_types(p)) {
+    if (std::string why = cache_obstacle(p); !why.empty()) {
+      return ForwardChoice::refused(std::move(why));
+    }
   }
   if (p.dropout.probability > 0) {
     return ForwardChoice::refused("there is dropout; accepted is none");
@@ -96,7 +133,7 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
   tiling.group = static_cast<int>(p.heads_q / p.heads_k);
   tiling.stages = shape->stages;
   tiling.shared_bytes = shared_bytes(p, *shape);
-  tiling.blocks_at_once = blocks_per_multiprocessor(tiling.shared_bytes);
+  tiling.blocks_at_once = blocks_per_multiprocessor(tiling.shared_bytes, core::has_own_types(p));
   tiling.reason = shape->reason;
   const std::int64_t most = most_shared_bytes(request.arch);
   if (tiling.shared_bytes > most) {
@@ -126,8 +163,9 @@ std::int32_t split_forward_sm80_few_rows(const Problem& p, const ForwardConfig& 
   if (tiles == 0) return 1;
   const int warps = config.tiling.threads / 32;
   const auto slots = static_cast<double>(device.count) * config.tiling.blocks_at_once;
-  const auto block_bytes = static_cast<double>(config.tiling.keys * (p.head_dim + p.head_dim_v) *
-                                               static_cast<std::int64_t>(size_of(p.dtype)));
+  const auto block_bytes =
+      static_cast<double>(config.tiling.keys * (core::row_bytes(core::type_of_k(p), p.head_dim) +
+                                                core::row_bytes(core::type_of_v(p), p.head_dim_v)));
   const double of_one =
       (config.tiling.stages - 1) * block_bytes / (kLatency + kLatencyOfByte * block_bytes / warps);
   const double partial_bytes =

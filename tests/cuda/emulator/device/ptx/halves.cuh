@@ -1,5 +1,7 @@
 #pragma once
 
+#include "math.cuh"
+
 namespace attn::device {
 
 // As f16 compares them: a `least` above infinity, 0x7c00, is not a number, and none is less.
@@ -27,6 +29,13 @@ inline unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
   unsigned z = 0;
   for (unsigned i = 0; i < 4; ++i) z |= (from[bytes >> 4 * i & 7] & 0xff) << 8 * i;
   return z;
+}
+// As on architectures before 8.9.
+inline unsigned halves_of_e4m3(unsigned bytes) {
+  const unsigned apart = take_bytes(bytes, 0, 0x4140);
+  const unsigned nan = (((apart & 0x007f007fu) + 0x00010001u) & 0x00800080u) * (0x7e00u >> 7);
+  const unsigned small = ((apart & 0x00800080u) << 8) | ((apart & 0x007f007fu) << 7);
+  return Float16::fma(small, 0x5c005c00u, 0x80008000u) | nan;
 }
 template <int kFirst>
 unsigned signs_of_bytes(unsigned x) {

@@ -23,11 +23,27 @@ struct BFloat16 {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   }
   static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
+  static unsigned fma(unsigned x, unsigned y, unsigned z) {
+    const auto half = [&](int i) {
+      const auto of = [&](unsigned w) { return double{__uint_as_float(w >> 16 * i << 16)}; };
+      return static_cast<float>(of(x) * of(y) + of(z));
+    };
+    return pack(half(0), half(1));
+  }
 };
 struct Float16 {
   static constexpr unsigned kExponent = 0x7c00;
   static unsigned round(float x) { return attn_bits<unsigned short>(static_cast<_Float16>(x)); }
   static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
+  static unsigned fma(unsigned x, unsigned y, unsigned z) {
+    const auto half = [&](int i) {
+      const auto of = [&](unsigned w) {
+        return double{emulator::widen(static_cast<unsigned short>(w >> 16 * i), true)};
+      };
+      return static_cast<float>(of(x) * of(y) + of(z));
+    };
+    return pack(half(0), half(1));
+  }
 };
 struct Float32 {};
 struct Float8E4M3 {};
