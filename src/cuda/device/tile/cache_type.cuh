@@ -24,6 +24,11 @@ ATTN_DEVICE constexpr int power_of_two_in(int x, int most) {
   return x % most == 0 ? most : power_of_two_in(x, most / 2);
 }
 
+// The largest power of two up to x and up to `most`, which is one.
+ATTN_DEVICE constexpr int power_of_two_below(int x, int most) {
+  return most <= x ? most : power_of_two_below(x, most / 2);
+}
+
 template <int kWords>
 struct alignas(4 * kWords) WordsOf {
   unsigned word[kWords];

@@ -51,12 +51,20 @@ struct CachedKeys {
   template <int kRowBytes, class Source>
   static ATTN_DEVICE void copy(unsigned to, Source source) {
     constexpr int kPiece = power_of_two_in(kRowBytes, 16), kAcross = kRowBytes / kPiece;
-    constexpr int kPieces = kKeys * kAcross;
     static_assert(kPiece >= 4);
+    // As many pieces of a row as are a power of two, then the others of all rows.
+    constexpr int kFirst = power_of_two_below(kAcross, 32), kRest = kAcross - kFirst;
+    copy_pieces<kRowBytes, kPiece, kFirst, 0>(to, source);
+    if constexpr (kRest > 0) copy_pieces<kRowBytes, kPiece, kRest, kFirst>(to, source);
+  }
+  // Pieces [kFrom, kFrom + kAcross) of each row.
+  template <int kRowBytes, int kPiece, int kAcross, int kFrom, class Source>
+  static ATTN_DEVICE void copy_pieces(unsigned to, Source source) {
+    constexpr int kPieces = kKeys * kAcross;
 #pragma unroll
     for (int first = 0; first < kPieces; first += 32) {
       const int piece = first + lane(), row = min(piece / kAcross, kKeys - 1);
-      const int at = kPiece * (piece % kAcross);
+      const int at = kPiece * (kFrom + piece % kAcross);
       const SourceRow from = source(row);
       if (kPieces % 32 == 0 || piece < kPieces) {
         copy_async_bytes<kPiece>(to + static_cast<unsigned>(row * pitch(kRowBytes) + at),
