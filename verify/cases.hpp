@@ -20,9 +20,8 @@ std::span<const ListedCase> listed_cases();
 Case with_dtype(Case c, DType dtype);
 
 // Any combination of features, small enough for about 10 ms in the reference, or 30 where one side
-// has up to 8,192 keys or queries. The same seed gives the same case. A GPU's is that of a CPU with
-// K and V of the type of Q, as it takes no others yet.
-Case random_case(std::uint64_t seed, DeviceType device = DeviceType::cpu);
+// has up to 8,192 keys or queries. The same seed gives the same case.
+Case random_case(std::uint64_t seed);
 
 // Whether the problem has a backward pass: with paged K, V, lists of keys or a shared prefix it has
 // none.

@@ -287,10 +287,6 @@ class Generator {
 
 }  // namespace
 
-Case random_case(std::uint64_t seed, DeviceType device) {
-  Case c = Generator(seed).generate();
-  if (device == DeviceType::cuda) c.problem.type_k = c.problem.type_v = CacheType::as_q;
-  return c;
-}
+Case random_case(std::uint64_t seed) { return Generator(seed).generate(); }
 
 }  // namespace attn::verify

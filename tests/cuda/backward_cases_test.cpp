@@ -90,7 +90,7 @@ class CudaBackwardRandom : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(CudaBackwardRandom, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
-  check_all(verify::random_case(GetParam(), DeviceType::cuda), GetParam());
+  check_all(verify::random_case(GetParam()), GetParam());
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaBackwardRandom);

@@ -127,7 +127,7 @@ class CudaRandom : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(CudaRandom, AgreesWithTheReference) {
   ATTN_NEEDS_GPU();
-  if (check_all(verify::random_case(GetParam(), DeviceType::cuda), GetParam()) == 0) {
+  if (check_all(verify::random_case(GetParam()), GetParam()) == 0) {
     GTEST_SKIP() << "skipped: no kernel takes the problem";
   }
 }

@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "core/cache_type.hpp"
 #include "core/problem/prefix_expressions.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
@@ -35,15 +34,8 @@ ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs&
   tensors.uneven_q = is_uneven(plan, inputs);
   tensors.seqused_q = inputs.seqused_q.given();
   tensors.seqused_k = inputs.seqused_k.given();
-  const auto align = [&](const Tensor& t, std::int64_t bytes = 16) {
-    tensors.aligned = tensors.aligned && alignment_of(t) % bytes == 0;
-  };
-  const Problem& p = plan.problem;
-  align(inputs.q);
-  align(outputs.o);
-  const bool cached = core::has_own_types(p);
-  align(inputs.k, cached ? cache_alignment(core::type_of_k(p), p.head_dim) : 16);
-  align(inputs.v, cached ? cache_alignment(core::type_of_v(p), p.head_dim_v) : 16);
+  tensors.aligned = is_aligned(plan.problem, inputs.q, inputs.k, inputs.v) &&
+                    alignment_of(outputs.o) % 16 == 0;
   tensors.scale_k = inputs.scale_k.given();
   tensors.scale_v = inputs.scale_v.given();
   // As of multi-head latent attention: the address of each key's row is that of its row of V.

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <tuple>
 
+#include "core/cache_type.hpp"
+#include "cuda/driver/pointer.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/plan/choose_forward.hpp"
 #include "cuda/plan/splits.hpp"
@@ -97,6 +99,16 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   out.heads_at_once = heads_at_once(p, config);
   out.num_tiles = static_cast<int>(num_tiles(p, config, splits.count).value());
   return out;
+}
+
+bool is_aligned(const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const bool cached = core::has_own_types(p);
+  const auto least = [&](CacheType type, std::int64_t dim) -> std::int64_t {
+    return cached ? cache_alignment(type, dim) : 16;
+  };
+  return alignment_of(q) % 16 == 0 &&
+         alignment_of(k) % least(core::type_of_k(p), p.head_dim) == 0 &&
+         alignment_of(v) % least(core::type_of_v(p), p.head_dim_v) == 0;
 }
 
 void fill_scales(device::CachedForwardParams& to, const Problem& p, const Inputs& inputs) {

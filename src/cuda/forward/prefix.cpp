@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cuda/driver/pointer.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/plan/choose_forward.hpp"
@@ -23,9 +22,9 @@ ForwardTensors tensors_of(const Problem& problem, const Inputs& inputs) {
   tensors.whole_k = problem.paged_prefix;
   const Tensor& k = problem.paged_prefix ? inputs.k : inputs.prefix_k;
   const Tensor& v = problem.paged_prefix ? inputs.v : inputs.prefix_v;
-  for (const Tensor* t : {&inputs.q, &k, &v}) {
-    tensors.aligned = tensors.aligned && alignment_of(*t) % 16 == 0;
-  }
+  tensors.aligned = is_aligned(problem, inputs.q, k, v);
+  tensors.scale_k = inputs.scale_k.given();
+  tensors.scale_v = inputs.scale_v.given();
   tensors.v_in_k = k.data == v.data && k.strides == v.strides && k.rank == v.rank;
   return tensors;
 }

@@ -175,6 +175,7 @@ Source classify_source(const Problem& problem, const ForwardConfig& config,
   constexpr bool kSplits = false;  // words are of all splits
   const bool gathers = config.tiling.gathered_keys > 0;
   const int keys = gathers ? config.tiling.gathered_keys : config.tiling.keys;
+  if (config.features.cached) source.text += "#include \"tile/cache_type.cuh\"\n";
   source.text += "namespace attn::device {\n" + common_config(config, kSplits, keys).text() + "}\n";
   source.text += fmt::format(
       "#include \"kernels/{}.cuh\"\n"

@@ -38,7 +38,10 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
       ForwardKernel{
           .name = "forward_sm80_wide", .choose = choose_forward_sm80_wide, .takes_key_lists = true},
       // float32, and whatever the others do not take.
-      ForwardKernel{.name = "forward_simt", .choose = choose_forward_simt, .takes_key_lists = true},
+      ForwardKernel{.name = "forward_simt",
+                    .choose = choose_forward_simt,
+                    .takes_key_lists = true,
+                    .takes_cache_types = true},
       // The papers' other orders.
       ForwardKernel{.name = "forward_flash_attention",
                     .algorithm = Algorithm::flash_attention,

@@ -13,6 +13,7 @@
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
 //   kKeyList               keys by list: a tile has rows of one query
+//   kCached                K or V has a type of its own: CacheK, CacheV, kScaledK, kScaledV
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
@@ -30,6 +31,7 @@
 #include "softmax/dropout.cuh"
 #include "softmax/online.cuh"
 #include "softmax/visible_row.cuh"
+#include "tile/cache_type.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -122,8 +124,9 @@ struct ForwardSimt {
 
   // Columns [column0, column0 + kPiece) of a block of keys. 16 or 8 neighbouring threads read
   // neighbouring columns. kAcross: threads along a row of the source.
-  template <int kColumns, int kAcross, class Put>
-  ATTN_DEVICE void load_keys(const void* data, const Strides& strides, int block, int column0,
+  // row_at(key, start): how the elements of a key's row are read, one by one.
+  template <int kColumns, int kAcross, class RowAt, class Put>
+  ATTN_DEVICE void load_rows(const Strides& strides, int block, int column0, RowAt row_at,
                              Put put) const {
     const long long start = tile.first_key(strides, tile.key_head(p));
     const int column = column0 + static_cast<int>(threadIdx.x % kAcross);
@@ -132,25 +135,63 @@ struct ForwardSimt {
          slot += kThreads / kAcross) {
       const int key = tile.key_at(p, block * C::kBlockN + key_of(slot));
       const bool exists = tile.has_key(p, key);
-      const auto* from = element<Element>(data, start + tile.key_row(p, strides, exists ? key : 0));
+      const auto from = row_at(key, exists, start + tile.key_row(p, strides, exists ? key : 0));
 #pragma unroll
       for (int i = 0; i < kPiece; i += kAcross) {
         const bool inside = exists && column + i < kColumns;
-        put(slot, column - column0 + i, inside ? Scalar<Element>::from(from[column + i]) : 0);
+        put(slot, column - column0 + i, inside ? from(column + i) : 0);
       }
     }
   }
+  template <int kColumns, int kAcross, class Put>
+  ATTN_DEVICE void load_keys(const void* data, const Strides& strides, int block, int column0,
+                             Put put) const {
+    load_rows<kColumns, kAcross>(
+        strides, block, column0,
+        [&](int, bool, long long at) {
+          const auto* const row = element<Element>(data, at);
+          return [row](int i) { return Scalar<Element>::from(row[i]); };
+        },
+        put);
+  }
+  // The same of K or V in a type of its own.
+  template <class Cache, bool kScaled, int kColumns, int kAcross, class Put>
+  ATTN_DEVICE void load_cached_keys(const void* data, const Strides& strides, const float* scales,
+                                    const Strides& scale_strides, int block, int column0,
+                                    Put put) const {
+    load_rows<kColumns, kAcross>(
+        strides, block, column0,
+        [&](int key, bool exists, long long at) {
+          const char* const row = static_cast<const char*>(data) + Cache::kStorageBytes * at;
+          const float scale =
+              exists ? scale_of_key<kScaled>(p, tile, scales, scale_strides, key) : 0.f;
+          return [=](int i) { return Cache::element(row, i) * scale; };
+        },
+        put);
+  }
   ATTN_DEVICE void load_k(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
-    load_keys<C::kHeadDim, 8>(p.k, p.k_strides, block, column0, [&](int slot, int column, float x) {
+    const auto put = [&](int slot, int column, float x) {
       to[column * Layout::kSlots + slot] = x;
-    });
+    };
+    if constexpr (C::kCached) {
+      const auto& params = static_cast<const CachedForwardParams&>(p);
+      load_cached_keys<typename C::CacheK, C::kScaledK, C::kHeadDim, 8>(
+          p.k, p.k_strides, params.scale_k, params.scale_k_strides, block, column0, put);
+    } else {
+      load_keys<C::kHeadDim, 8>(p.k, p.k_strides, block, column0, put);
+    }
   }
   ATTN_DEVICE void load_v(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
-    load_keys<C::kHeadDimV, 16>(
-        p.v, p.v_strides, block, column0,
-        [&](int slot, int column, float x) { to[slot * kPiece + column] = x; });
+    const auto put = [&](int slot, int column, float x) { to[slot * kPiece + column] = x; };
+    if constexpr (C::kCached) {
+      const auto& params = static_cast<const CachedForwardParams&>(p);
+      load_cached_keys<typename C::CacheV, C::kScaledV, C::kHeadDimV, 16>(
+          p.v, p.v_strides, params.scale_v, params.scale_v_strides, block, column0, put);
+    } else {
+      load_keys<C::kHeadDimV, 16>(p.v, p.v_strides, block, column0, put);
+    }
   }
 
   // ---- products
