@@ -149,6 +149,13 @@ struct CachedForwardParams : ForwardParams {
   Strides scale_k_strides, scale_v_strides;
 };
 
+// What converts all keys (kernels/copy_keys.cuh); rows: of K, of all sequences.
+struct CopyKeysParams : CachedForwardParams {
+  void* to_k;
+  void* to_v;
+  long long rows;
+};
+
 // Partial results over keys that another pass had, those of a shared prefix: o [splits][rows]
 // [head_dim_v], lse [splits][rows].
 struct OtherPart {

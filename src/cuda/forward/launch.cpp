@@ -11,6 +11,7 @@
 #include "cuda/driver/counters.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
+#include "cuda/forward/copied_keys.hpp"
 #include "cuda/forward/forward.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
@@ -34,13 +35,8 @@ ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs&
   tensors.uneven_q = is_uneven(plan, inputs);
   tensors.seqused_q = inputs.seqused_q.given();
   tensors.seqused_k = inputs.seqused_k.given();
-  tensors.aligned = is_aligned(plan.problem, inputs.q, inputs.k, inputs.v) &&
-                    alignment_of(outputs.o) % 16 == 0;
-  tensors.scale_k = inputs.scale_k.given();
-  tensors.scale_v = inputs.scale_v.given();
-  // As of multi-head latent attention: the address of each key's row is that of its row of V.
-  tensors.v_in_k = inputs.k.data == inputs.v.data && inputs.k.strides == inputs.v.strides &&
-                   inputs.k.rank == inputs.v.rank;
+  describe_operands(tensors, plan.problem, inputs, inputs.k, inputs.v);
+  tensors.aligned = tensors.aligned && alignment_of(outputs.o) % 16 == 0;
   return tensors;
 }
 
@@ -146,7 +142,14 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     return maps.made &&
            std::ranges::all_of(others, [](const auto& other) { return other.maps.made; });
   };
-  PassMaps maps = maps_of(run->pass, run->problem, inputs, outputs);
+  auto* const workspace = static_cast<std::byte*>(context.workspace.data);
+  // With K and V as the passes read them.
+  std::optional<Inputs> copies;
+  if (run->copy != nullptr) {
+    copies = copied_inputs(problem, inputs, workspace + run->copies_offset);
+  }
+  const Inputs& read = copies ? *copies : inputs;
+  PassMaps maps = maps_of(run->pass, run->problem, read, outputs);
   std::vector<PrefixOperands> operands = prefix_operands(problem, *run, inputs);
   if (!all_made(maps, operands)) {
     tensors.mapped = false;
@@ -157,16 +160,24 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   device::OtherParts others{};
   for (std::size_t i = 0; i < operands.size(); ++i) {
     const PrefixPass& part = run->prefix[i];
-    others.part[i] = other_part(part, static_cast<std::byte*>(context.workspace.data));
+    others.part[i] = other_part(part, workspace);
     if (part.problem.seqlen_q == 0) continue;
     launch_pass(part.pass, part.problem, part.expressions, operands[i].inputs, {},
                 operands[i].maps.get(), others, context);
   }
+  if (run->copy != nullptr) {
+    launch_copy(*run->copy, problem, inputs, read, context.stream);
+  }
   // A seed of dropout is a number of the call, which what the plan keeps does not know.
-  const Problem& own_keys = problem.seqlen_prefix > 0 ? run->problem : problem;
-  launch_pass(run->pass, own_keys, run->expressions, inputs, outputs, maps.get(), others, context);
+  std::optional<Problem> over;
+  if (run->copy != nullptr) {
+    over = run->problem;
+    over->dropout = problem.dropout;
+  }
+  const Problem& own_keys = over ? *over : problem.seqlen_prefix > 0 ? run->problem : problem;
+  launch_pass(run->pass, own_keys, run->expressions, read, outputs, maps.get(), others, context);
   if (run->decoding) {
-    launch_pass(*run->decoding, own_keys, run->expressions, inputs, outputs, nullptr, others,
+    launch_pass(*run->decoding, own_keys, run->expressions, read, outputs, nullptr, others,
                 context);
   }
 }

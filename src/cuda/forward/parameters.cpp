@@ -101,14 +101,20 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
   return out;
 }
 
-bool is_aligned(const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const bool cached = core::has_own_types(p);
-  const auto least = [&](CacheType type, std::int64_t dim) -> std::int64_t {
-    return cached ? cache_alignment(type, dim) : 16;
-  };
-  return alignment_of(q) % 16 == 0 &&
-         alignment_of(k) % least(core::type_of_k(p), p.head_dim) == 0 &&
-         alignment_of(v) % least(core::type_of_v(p), p.head_dim_v) == 0;
+void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& inputs, const Tensor& k,
+                       const Tensor& v) {
+  to.aligned = alignment_of(inputs.q) % 16 == 0;
+  to.scale_k = inputs.scale_k.given();
+  to.scale_v = inputs.scale_v.given();
+  if (core::has_own_types(p)) {
+    to.cache_aligned =
+        alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&
+        alignment_of(v) % cache_alignment(core::type_of_v(p), p.head_dim_v) == 0;
+    return;
+  }
+  to.aligned = to.aligned && alignment_of(k) % 16 == 0 && alignment_of(v) % 16 == 0;
+  // As of multi-head latent attention: the address of each key's row is that of its row of V.
+  to.v_in_k = k.data == v.data && k.strides == v.strides && k.rank == v.rank;
 }
 
 void fill_scales(device::CachedForwardParams& to, const Problem& p, const Inputs& inputs) {

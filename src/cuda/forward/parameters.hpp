@@ -13,9 +13,9 @@
 
 namespace attn::cuda {
 
-// Whether addresses and strides are multiples of 16 bytes, of K and V in types of their own of as
-// many as cache_alignment() says.
-bool is_aligned(const Problem& problem, const Tensor& q, const Tensor& k, const Tensor& v);
+// What `to` says of the alignment of these, of V and K, and of scales.
+void describe_operands(ForwardTensors& to, const Problem& problem, const Inputs& inputs,
+                       const Tensor& k, const Tensor& v);
 
 // The scales of a cache, as far as they are given.
 void fill_scales(device::CachedForwardParams& to, const Problem& problem, const Inputs& inputs);

@@ -11,6 +11,7 @@
 #include "attn/error.hpp"
 #include "core/text/echo.hpp"
 #include "cuda/driver/device.hpp"
+#include "cuda/forward/copied_keys.hpp"
 #include "cuda/forward/forward.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
@@ -150,6 +151,18 @@ Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_pa
   return plan;
 }
 
+// Adds what converts K and V to the plan over the copies.
+void add_copy(Plan& plan, const Problem& problem) {
+  plan.problem = problem;
+  const core::Size workspace = decoding_offset(plan.workspace_bytes) + copied_bytes(problem);
+  check_sizes(problem, Phase::forward, workspace, plan.tasks);
+  plan.workspace_bytes = workspace.value();
+  plan.reasons.push_back(fmt::format(
+      "a kernel ahead converts K ({}) and V ({}) to {} in the workspace, as many rows of Q read "
+      "each key",
+      name(problem.type_k), name(problem.type_v), name(problem.dtype)));
+}
+
 // Adds what runs over the shared prefix to the plan of the own keys.
 void add_prefix(Plan& plan, const Problem& problem, const core::PrefixParts& parts,
                 const PlanOptions& options) {
@@ -184,11 +197,16 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
                             "keys on the cuda backend is false (problem {})",
                             problem.key_list, core::echo(problem)));
   }
+  const Arch arch = supported_arch(device_info(options.device.index));
+  const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
   Plan plan;
   if (problem.seqlen_prefix > 0) {
     const auto parts = core::prefix_parts(problem, core::OwnLengths::seqused);
     plan = plan_keys(parts.own, options, true);
     add_prefix(plan, problem, parts, options);
+  } else if (copies_keys(problem, arch, kernel)) {
+    plan = plan_keys(over_copies(problem), options, false);
+    add_copy(plan, problem);
   } else {
     plan = plan_keys(problem, options, false);
   }
@@ -201,6 +219,11 @@ std::vector<Source> forward_sources(const Problem& problem, Arch arch, const Pla
   constexpr int kMultiprocessors = 132;
   const std::string_view kernel = options.kernel;
   std::vector<Source> sources;
+  if (copies_keys(problem, arch, kernel)) {
+    sources = forward_sources(over_copies(problem), arch, options);
+    sources.push_back(copy_keys_source(problem, {}));
+    return sources;
+  }
   Problem own = problem;
   KeySplits splits{1, options.batch_invariant};
   splits.keeps_parts = problem.seqlen_prefix > 0;

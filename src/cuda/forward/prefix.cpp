@@ -22,10 +22,7 @@ ForwardTensors tensors_of(const Problem& problem, const Inputs& inputs) {
   tensors.whole_k = problem.paged_prefix;
   const Tensor& k = problem.paged_prefix ? inputs.k : inputs.prefix_k;
   const Tensor& v = problem.paged_prefix ? inputs.v : inputs.prefix_v;
-  tensors.aligned = is_aligned(problem, inputs.q, k, v);
-  tensors.scale_k = inputs.scale_k.given();
-  tensors.scale_v = inputs.scale_v.given();
-  tensors.v_in_k = k.data == v.data && k.strides == v.strides && k.rank == v.rank;
+  describe_operands(tensors, problem, inputs, k, v);
   return tensors;
 }
 

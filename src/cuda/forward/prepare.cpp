@@ -8,6 +8,7 @@
 
 #include "core/validate/plan_field.hpp"
 #include "cuda/driver/device.hpp"
+#include "cuda/forward/copied_keys.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
 #include "cuda/forward/source.hpp"
@@ -96,6 +97,11 @@ core::Size own_workspace(const Plan& plan, const Problem& own, Arch arch, std::s
   return part ? with_decoding(needed, *part) : needed;
 }
 
+// Whether keys are converted ahead, of a plan.
+bool copies_keys_of(const Plan& plan, Arch arch) {
+  return copies_keys(plan.problem, arch, forward_kernel_name(plan.algorithm, plan.kernel));
+}
+
 // Holds a plan that was changed by hand to what it takes now.
 void check_plan(const Plan& plan, const Problem& own, Arch arch, std::string_view kernel) {
   core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
@@ -109,6 +115,9 @@ void check_plan(const Plan& plan, const Problem& own, Arch arch, std::string_vie
     const PrefixNeeds prefix = prefix_needs(plan.problem, device, kernel);
     needed = decoding_offset(needed) + prefix.workspace;
     blocks = std::max(blocks, prefix.blocks);
+  }
+  if (copies_keys_of(plan, arch)) {
+    needed = decoding_offset(needed) + copied_bytes(plan.problem);
   }
   check_sizes(plan.problem, Phase::forward, needed, blocks);
   core::check_plan_workspace(plan, needed.value());
@@ -180,6 +189,8 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
     run.parts = prefix_parts_of(plan.problem, signature);
     run.problem = run.parts.own;
   }
+  const bool copies = copies_keys_of(plan, arch);
+  if (copies) run.problem = over_copies(plan.problem);
   const Problem& p = run.problem;
   check_plan(plan, p, arch, named);
   run.expressions = pack_of(p);
@@ -187,6 +198,10 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, p, arch, device);
   tensors.uneven_q = part.has_value();
   std::vector<KernelRequest> requests;
+  if (copies) {
+    run.copies_offset = decoding_offset(own_workspace(plan, p, arch, named)).value();
+    requests.push_back({copy_keys_source(plan.problem, tensors), &run.copy});
+  }
   if (splits.keeps_parts) {
     add_prefix(run, plan, device, kernel, own_workspace(plan, p, arch, named), requests);
   }

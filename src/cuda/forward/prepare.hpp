@@ -56,6 +56,10 @@ struct ForwardRun {
   ExpressionPack expressions{};
   core::PrefixParts parts{};  // of a problem with a prefix
   std::vector<PrefixPass> prefix{};
+  // Converts K and V ahead (copied_keys.hpp), to so many bytes behind the workspace's start; null
+  // where kernels read them as they are.
+  std::shared_ptr<const Kernel> copy{};
+  std::int64_t copies_offset = 0;
   ForwardPass pass{};
   // Of the sequences with a few rows, where the other pass leaves them out.
   std::optional<ForwardPass> decoding{};

@@ -50,12 +50,7 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   text.number("kPageSize", f.page_size);
   text.flag("kKeyList", f.key_list);
   text.flag("kCached", f.cached);
-  if (f.cached) {
-    text.type("CacheK", cache_type(f.type_k));
-    text.type("CacheV", cache_type(f.type_v));
-    text.flag("kScaledK", f.scale_k);
-    text.flag("kScaledV", f.scale_v);
-  }
+  if (f.cached) print_cache_types(f, text);
   text.flag("kPackedQ", f.packed_q);
   text.flag("kPackedK", f.packed_k);
   text.flag("kUsedQ", f.used_q);
@@ -108,6 +103,13 @@ std::string print_combine_config(const ForwardConfig& c) {
 }
 
 }  // namespace
+
+void print_cache_types(const ForwardFeatures& f, ConfigText& to) {
+  to.type("CacheK", cache_type(f.type_k));
+  to.type("CacheV", cache_type(f.type_v));
+  to.flag("kScaledK", f.scale_k);
+  to.flag("kScaledV", f.scale_v);
+}
 
 expr::Expr score_expression(const Problem& problem) {
   if (problem.score.empty() && problem.scale() <= 0) return expr::symbols().score;

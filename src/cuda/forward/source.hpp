@@ -14,6 +14,9 @@ namespace attn::cuda {
 // largest Q K^T for the largest score; else empty.
 expr::Expr score_expression(const Problem& problem);
 
+// The constants of a configuration that say how K and V are stored.
+void print_cache_types(const ForwardFeatures& features, ConfigText& to);
+
 // ATTN_PRECISE_MATH of its kernels (src/cuda/device/expr/fast.cuh).
 int precise_math(DType dtype) noexcept;
 

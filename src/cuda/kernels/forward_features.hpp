@@ -13,8 +13,9 @@ struct ForwardTensors {
   bool seqused_q = false, seqused_k = false;
   bool whole_k = false;  // sequences in pages have seqlen_k keys, without seqused_k
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
-  // K and V in types of their own: of as many as divide their rows.
   bool aligned = true;
+  // K and V in types of their own do not count there; theirs are multiples of cache_alignment().
+  bool cache_aligned = true;
   bool scale_k = false, scale_v = false;  // given
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
   // A packed Q has few rows for its sequences and the longest of them: their numbers of queries

@@ -58,7 +58,7 @@ std::int64_t cached_stage_bytes(const Problem& p, const Shape& s) {
 }
 
 // Why K and V of types of their own are not taken, beside other reasons.
-std::string cache_obstacle(const Problem& p) {
+std::string cache_obstacle(const Problem& p, bool aligned) {
   for (const auto& [name_of, type, dim, whole] :
        {std::tuple{"type_k", core::type_of_k(p), p.head_dim, 16},
         std::tuple{"type_v", core::type_of_v(p), p.head_dim_v, 32}}) {
@@ -69,6 +69,7 @@ std::string cache_obstacle(const Problem& p) {
         "{} bytes",
         name_of, name(type), dim, whole, kLeast);
   }
+  if (!aligned) return "an address or stride of k or v is less aligned than its rows are long";
   return {};
 }
 
@@ -112,7 +113,8 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
     return ForwardChoice::refused(std::move(why));
   }
   if (core::has_own_types(p)) {
-    if (std::string why = cache_obstacle(p); !why.empty()) {
+    if (std::string why = cache_obstacle(p, request.tensors.cache_aligned);
+        !why.empty()) {
       return ForwardChoice::refused(std::move(why));
     }
   }
