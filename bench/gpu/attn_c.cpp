@@ -31,6 +31,7 @@ struct Handle {
   attn::Tensor page_table{}, seqused_k{};
   std::int64_t pages = 0;
   attn::Tensor key_list{};
+  attn::Tensor scale_k{}, scale_v{};
 };
 
 void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
@@ -43,8 +44,8 @@ void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
     options.kernel = kernel;
     options.deterministic = deterministic;
     options.batch_invariant = batch_invariant;
-    auto* handle =
-        new Handle{problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0, {}, {}, 0, {}};
+    auto* handle = new Handle{
+        problem, attn::make_plan(problem, phase, options), {}, {}, {}, 0, {}, {}, 0, {}, {}, {}};
     for (const attn::expr::Expr& e : {problem.mask, problem.score}) {
       if (e.empty()) continue;
       const auto found = attn::expr::buffers(e);
@@ -58,31 +59,36 @@ void* make_handle(const char* descriptor, attn::Phase phase, const char* kernel,
   }
 }
 
-attn::Tensor rows_of(const Handle& handle, void* data, std::int64_t seqlen, std::int64_t heads,
-                     std::int64_t head_dim) {
-  const attn::Problem& p = handle.problem;
-  if (handle.rows > 0) {
-    return attn::tensor(data, p.dtype, {handle.rows, heads, head_dim}, kDevice);
-  }
-  return attn::tensor(data, p.dtype, {p.batch, seqlen, heads, head_dim}, kDevice);
+attn::Tensor rows_of(const Handle& handle, void* data, attn::DType dtype, std::int64_t seqlen,
+                     std::int64_t heads, std::int64_t row) {
+  if (handle.rows > 0) return attn::tensor(data, dtype, {handle.rows, heads, row}, kDevice);
+  return attn::tensor(data, dtype, {handle.problem.batch, seqlen, heads, row}, kDevice);
 }
 attn::Tensor like_q(const Handle& handle, void* data, std::int64_t head_dim) {
-  return rows_of(handle, data, handle.problem.seqlen_q, handle.problem.heads_q, head_dim);
-}
-attn::Tensor like_k(const Handle& handle, void* data, std::int64_t head_dim) {
   const attn::Problem& p = handle.problem;
+  return rows_of(handle, data, p.dtype, p.seqlen_q, p.heads_q, head_dim);
+}
+// type: of K or V, or of its gradient.
+attn::Tensor like_k(const Handle& handle, void* data, std::int64_t head_dim,
+                    attn::CacheType type = attn::CacheType::as_q) {
+  const attn::Problem& p = handle.problem;
+  attn::DType dtype = p.dtype;
+  if (type != attn::CacheType::as_q) dtype = attn::storage_dtype(type);
+  const std::int64_t row = attn::row_size(type, head_dim);
   if (handle.pages > 0) {
-    return attn::tensor(data, p.dtype, {handle.pages, p.page_size, p.heads_k, head_dim}, kDevice);
+    return attn::tensor(data, dtype, {handle.pages, p.page_size, p.heads_k, row}, kDevice);
   }
-  return rows_of(handle, data, handle.problem.seqlen_k, handle.problem.heads_k, head_dim);
+  return rows_of(handle, data, dtype, p.seqlen_k, p.heads_k, row);
 }
 
 attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** buffers) {
   const attn::Problem& p = handle.problem;
   attn::Inputs inputs;
   inputs.q = like_q(handle, q, p.head_dim);
-  inputs.k = like_k(handle, k, p.head_dim);
-  inputs.v = like_k(handle, v, p.head_dim_v);
+  inputs.k = like_k(handle, k, p.head_dim, p.type_k);
+  inputs.v = like_k(handle, v, p.head_dim_v, p.type_v);
+  inputs.scale_k = handle.scale_k;
+  inputs.scale_v = handle.scale_v;
   if (v == k) inputs.v.strides = inputs.k.strides;
   inputs.cu_seqlens_q = inputs.cu_seqlens_k = handle.cu_seqlens;
   if (handle.pages > 0) {
@@ -184,6 +190,14 @@ void attn_set_key_list(void* plan, void* lists, long long heads) {
   const attn::Problem& p = handle.problem;
   handle.key_list =
       attn::tensor(lists, attn::DType::i32, {p.batch, heads, p.seqlen_q, p.key_list}, kDevice);
+}
+
+// Says where the scales of K and of V are, of types of their own that have scales: f32 [1] each in
+// device memory.
+void attn_set_scales(void* plan, void* scale_k, void* scale_v) {
+  Handle& handle = *static_cast<Handle*>(plan);
+  handle.scale_k = attn::tensor(scale_k, attn::DType::f32, {1}, kDevice);
+  handle.scale_v = attn::tensor(scale_v, attn::DType::f32, {1}, kDevice);
 }
 
 // Says where the sequences of a plan for packed Q, K and V start, which are the same of all:

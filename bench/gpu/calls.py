@@ -37,13 +37,15 @@ class Attention:
     v: memory of its own, or k[..., :n] of a contiguous k. buffers: what mask and score read, in the order of their first
     use, then seed and offset where the descriptor has them in memory. lengths: of packed sequences, which follow each other in q, k, v and d_o of batch 1. pages: of k and v
     [pages, page_size, heads, head_dim], the table and the lengths of K, both int32 on the GPU. key_list: int32 [batch,
-    1 or heads, seqlen_q, entries], of a descriptor with list<N>."""
+    1 or heads, seqlen_q, entries], of a descriptor with list<N>. scales: of K and of V, float32 [1] on the GPU, of types of
+    caches that have them; v is then of q's head size."""
 
-    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=(), pages=(), key_list=None):
+    def __init__(self, library, descriptor, q, k, v, d_o=None, buffers=(), lengths=(), pages=(), key_list=None,
+                 scales=()):
         self.library, self.descriptor, self.inputs = ctypes.CDLL(library), descriptor, (q, k, v)
         self.d_o, self.read = d_o, (*buffers, None)
         self.buffers = (pointer * len(self.read))(*map(at, self.read))
-        self.starts, self.pages, self.key_list = None, pages, key_list
+        self.starts, self.pages, self.key_list, self.scales = None, pages, key_list, scales
         if lengths:
             starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
             self.starts = torch.tensor(starts, dtype=torch.int32, device="cuda")
@@ -63,12 +65,15 @@ class Attention:
             self.library.attn_set_pages(pointer(handle), at(table), *sizes, at(used))
         if self.key_list is not None:
             self.library.attn_set_key_list(pointer(handle), at(self.key_list), ctypes.c_longlong(self.key_list.shape[1]))
+        if self.scales:
+            self.library.attn_set_scales(pointer(handle), *map(at, self.scales))
         return pointer(handle), torch.zeros(max(1, size.value), dtype=torch.uint8, device="cuda"), size
 
     def forward(self, kernel="", batch_invariant=False):
         plan, space, size = self.planned("attn_plan_invariant" if batch_invariant else "attn_plan", kernel)
         q, _, v = self.inputs
-        o = torch.full((*q.shape[:-1], v.shape[-1]), math.nan, device="cuda", dtype=q.dtype)
+        of_v = v.shape[-1] if v.dtype == q.dtype else q.shape[-1]
+        o = torch.full((*q.shape[:-1], of_v), math.nan, device="cuda", dtype=q.dtype)
         results = (o, torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
         return self.bound("attn_forward", plan, (*self.inputs, *results), space, size), results
 

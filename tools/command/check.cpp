@@ -178,8 +178,7 @@ class Checker {
     for (std::int64_t i = 0; i < total; ++i) {
       const bool listed = i < static_cast<std::int64_t>(cases_.size());
       const std::uint64_t seed = listed ? options_.seed : options_.seed + random_done_++;
-      const Case c =
-          listed ? cases_[static_cast<std::size_t>(i)] : verify::random_case(seed);
+      const Case c = listed ? cases_[static_cast<std::size_t>(i)] : verify::random_case(seed);
       progress.show(i, verify::to_string(c));
       check(c, seed, !listed, listed || options_.verbose, progress);
     }

@@ -80,7 +80,8 @@ Source copy_keys_source(const Problem& p, const ForwardTensors& tensors) {
   Source source;
   source.name = "copy_keys";
   source.entry = "attn_copy_keys";
-  source.text = "#include \"tile/cache_type.cuh\"\nnamespace attn::device {\n" + config.text() + "}\n";
+  source.text =
+      "#include \"tile/cache_type.cuh\"\nnamespace attn::device {\n" + config.text() + "}\n";
   source.text +=
       "#include \"kernels/copy_keys.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(256)\n"
@@ -125,7 +126,8 @@ void launch_copy(const Kernel& kernel, const Problem& p, const Inputs& inputs, c
   to.to_v = copies.v.data;
   to.rows = rows_of(p, inputs.k);
   constexpr std::int64_t kElements = 8, kThreads = 256;
-  const core::Size items = core::Size(to.rows) * p.heads_k * ((p.head_dim + p.head_dim_v) / kElements);
+  const core::Size items =
+      core::Size(to.rows) * p.heads_k * ((p.head_dim + p.head_dim_v) / kElements);
   if (items.value() == 0) return;
   LaunchConfig launch;
   launch.grid[0] = core::divide_up(items, kThreads).value();

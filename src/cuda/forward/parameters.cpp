@@ -107,9 +107,8 @@ void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& input
   to.scale_k = inputs.scale_k.given();
   to.scale_v = inputs.scale_v.given();
   if (core::has_own_types(p)) {
-    to.cache_aligned =
-        alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&
-        alignment_of(v) % cache_alignment(core::type_of_v(p), p.head_dim_v) == 0;
+    to.cache_aligned = alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&
+                       alignment_of(v) % cache_alignment(core::type_of_v(p), p.head_dim_v) == 0;
     return;
   }
   to.aligned = to.aligned && alignment_of(k) % 16 == 0 && alignment_of(v) % 16 == 0;

@@ -121,10 +121,9 @@ int precise_math(DType dtype) noexcept {
 }
 
 void check_forward_parameters(const Problem& problem, const ForwardConfig& config) {
-  std::size_t bytes =
-      (config.features.cached ? sizeof(device::CachedForwardParams)
-                              : sizeof(device::ForwardParams)) +
-      expressions_bytes(problem.mask, score_expression(problem));
+  std::size_t bytes = (config.features.cached ? sizeof(device::CachedForwardParams)
+                                              : sizeof(device::ForwardParams)) +
+                      expressions_bytes(problem.mask, score_expression(problem));
   if (config.kernel->reads_maps) {
     constexpr std::size_t kAlignment = alignof(ForwardMaps);
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment + sizeof(ForwardMaps);

@@ -55,8 +55,8 @@ ATTN_DEVICE void copy_keys(const CopyKeysParams& p) {
   const long long item = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
   const long long rows = p.rows * p.heads_k, of_k = rows * (C::kHeadDim / 8);
   if (item < of_k) {
-    copy_elements<C, typename C::CacheK, C::kScaledK, C::kHeadDim>(
-        p, p.k, p.k_strides, p.scale_k, p.scale_k_strides, p.to_k, item);
+    copy_elements<C, typename C::CacheK, C::kScaledK, C::kHeadDim>(p, p.k, p.k_strides, p.scale_k,
+                                                                   p.scale_k_strides, p.to_k, item);
   } else if (item - of_k < rows * (C::kHeadDimV / 8)) {
     copy_elements<C, typename C::CacheV, C::kScaledV, C::kHeadDimV>(
         p, p.v, p.v_strides, p.scale_v, p.scale_v_strides, p.to_v, item - of_k);

@@ -171,9 +171,7 @@ struct ForwardSimt {
   }
   ATTN_DEVICE void load_k(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
-    const auto put = [&](int slot, int column, float x) {
-      to[column * Layout::kSlots + slot] = x;
-    };
+    const auto put = [&](int slot, int column, float x) { to[column * Layout::kSlots + slot] = x; };
     if constexpr (C::kCached) {
       const auto& params = static_cast<const CachedForwardParams&>(p);
       load_cached_keys<typename C::CacheK, C::kScaledK, C::kHeadDim, 8>(

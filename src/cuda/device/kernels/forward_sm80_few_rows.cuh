@@ -228,9 +228,8 @@ struct ForwardFewRows {
     const auto load_scales = [&](int at, const float* scales, const Strides& strides) {
       const char* const first =
           reinterpret_cast<const char*>(scales + tile.first_key(strides, head));
-      Stage::copy_scales(to + static_cast<unsigned>(Stage::kScalesAt + at), [&](int row) {
-        return source_row<4>(first, strides, key0, found, row);
-      });
+      Stage::copy_scales(to + static_cast<unsigned>(Stage::kScalesAt + at),
+                         [&](int row) { return source_row<4>(first, strides, key0, found, row); });
     };
     if constexpr (C::kScaledK) load_scales(0, params.scale_k, params.scale_k_strides);
     if constexpr (C::kScaledV) load_scales(4 * kKeys, params.scale_v, params.scale_v_strides);
@@ -247,8 +246,8 @@ struct ForwardFewRows {
       const Found found = next.found;
       next.list.advance(*this, 0);
       next.found = next_found(next.list);
-      const unsigned to = shared + static_cast<unsigned>(warp() * Layout::kWarpBytes +
-                                                         stage * Stage::kBytes);
+      const unsigned to =
+          shared + static_cast<unsigned>(warp() * Layout::kWarpBytes + stage * Stage::kBytes);
       if constexpr (C::kCached) {
         load_cached(to, next.k, next.v, key0, found);
       } else {

@@ -68,8 +68,7 @@ struct PlainRows {
     unsigned word[kWords];
   };
   template <int kRun>
-  static constexpr int kQuads =
-      kBytes == 4 ? 1 : power_of_two_in(kBytes * kRun, 16) / (4 * kWords);
+  static constexpr int kQuads = kBytes == 4 ? 1 : power_of_two_in(kBytes* kRun, 16) / (4 * kWords);
   template <int kCount>
   static ATTN_DEVICE void load(Quad (&to)[kCount], const char* row, int column) {
     using Words = WordsOf<kCount * kWords>;
@@ -116,7 +115,8 @@ struct CacheE4M3 : PlainRows<1> {
   }
   template <class Element, int kI, int kJ>
   static ATTN_DEVICE unsigned pair(const Quad& a, const Quad& b) {
-    const unsigned two = take_bytes(a.word[0], b.word[0], static_cast<unsigned>(kI | (4 + kJ) << 4));
+    const unsigned two =
+        take_bytes(a.word[0], b.word[0], static_cast<unsigned>(kI | (4 + kJ) << 4));
     return Converted<Float16, Element>::pair(halves_of_e4m3(two));
   }
 };

@@ -113,8 +113,7 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
     return ForwardChoice::refused(std::move(why));
   }
   if (core::has_own_types(p)) {
-    if (std::string why = cache_obstacle(p, request.tensors.cache_aligned);
-        !why.empty()) {
+    if (std::string why = cache_obstacle(p, request.tensors.cache_aligned); !why.empty()) {
       return ForwardChoice::refused(std::move(why));
     }
   }

@@ -3,8 +3,8 @@
 //
 // Sums do not depend on the order of columns, and O is put into the right one at the end, so that a
 // thread takes neighbours of a row. With t = lane % 4 and g = lane / 4: of K it has columns
-// [t kRunK, (t + 1) kRunK), four a step, of keys g and 8 + g; of V columns [g kRunV, (g + 1) kRunV),
-// one a tile of 8, of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+// [t kRunK, (t + 1) kRunK), four a step, of keys g and 8 + g; of V columns [g kRunV, (g + 1)
+// kRunV), one a tile of 8, of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
 #pragma once
 
 #include "device.cuh"
