@@ -76,6 +76,7 @@ Source copy_keys_source(const Problem& p, const ForwardTensors& tensors) {
   config.number("kPageSize", f.page_size);
   config.flag("kPackedK", f.packed_k);
   config.flag("kUsedK", f.used_k);
+  config.flag("kAligned", tensors.cache_aligned);
   print_cache_types(f, config);
   Source source;
   source.name = "copy_keys";

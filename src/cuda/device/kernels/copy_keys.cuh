@@ -5,6 +5,7 @@
 // Reads of C:
 //   Element               BFloat16 or Float16
 //   kHeadDim, kHeadDimV   multiples of 8
+//   kAligned              rows are, to as many bytes as divide them, up to 16
 //   CacheK, CacheV, kScaledK, kScaledV, kPageSize, kPackedK, kUsedK
 // Grid: blocks of 256 threads, one for 8 elements of K, then of V.
 #pragma once
@@ -15,6 +16,44 @@
 #include "tile/cache_type.cuh"
 
 namespace attn::device {
+
+// Eight elements of a row as Elements.
+template <class C, class Cache, bool kScaled>
+ATTN_DEVICE Words4 converted(const char* row, int column, float scale) {
+  using Element = typename C::Element;
+  unsigned words[4];
+  if constexpr (C::kAligned || Cache::kBlocked) {
+    constexpr int kQuads = Cache::template kQuads<8>;
+    const unsigned bits = Cache::scale_bits(row, column);
+    const BlockScales<Element> scales(bits, bits);
+#pragma unroll
+    for (int first = 0; first < 2; first += kQuads) {
+      typename Cache::Quad quads[kQuads];
+      Cache::load(quads, row, column + 4 * first);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        unsigned* const to = words + 2 * (first + i);
+        to[0] = Cache::template pair<Element, 0, 1>(quads[i], quads[i]);
+        to[1] = Cache::template pair<Element, 2, 3>(quads[i], quads[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (Cache::kBlocked) words[i] = scales.times(words[i]);
+      if constexpr (kScaled) {
+        words[i] = Element::pack(low_half<Element>(words[i]) * scale,
+                                 high_half<Element>(words[i]) * scale);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      words[i] = Element::pack(Cache::element(row, column + 2 * i) * scale,
+                               Cache::element(row, column + 2 * i + 1) * scale);
+    }
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
 
 template <class C, class Cache, bool kScaled, int kDim>
 ATTN_DEVICE void copy_elements(const CopyKeysParams& p, const void* from, const Strides& strides,
@@ -37,17 +76,9 @@ ATTN_DEVICE void copy_elements(const CopyKeysParams& p, const void* from, const 
   }
   const auto at = [&](const Strides& s) { return batch * s.batch + key * s.row + head * s.head; };
   const char* const elements = static_cast<const char*>(from) + Cache::kStorageBytes * at(strides);
-  float x[kColumns];
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) x[i] = Cache::element(elements, column + i);
-  if constexpr (kScaled) {
-    const float scale = cache_scale(scales[at(scale_strides)]);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) x[i] *= scale;
-  }
-  using Element = typename C::Element;
-  static_cast<Words4*>(to)[item] = {Element::pack(x[0], x[1]), Element::pack(x[2], x[3]),
-                                    Element::pack(x[4], x[5]), Element::pack(x[6], x[7])};
+  float scale = 1;
+  if constexpr (kScaled) scale = cache_scale(scales[at(scale_strides)]);
+  static_cast<Words4*>(to)[item] = converted<C, Cache, kScaled>(elements, column, scale);
 }
 
 template <class C>

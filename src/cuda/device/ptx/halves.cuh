@@ -88,6 +88,26 @@ ATTN_DEVICE unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
 #endif
 }
 
+// (x & mask) | bits, or with ^, in one instruction: the compiler takes two where both are constants.
+ATTN_DEVICE unsigned and_or(unsigned x, unsigned mask, unsigned bits) {
+#ifdef __CUDA_ARCH__
+  unsigned y;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+#else
+  return (x & mask) | bits;
+#endif
+}
+ATTN_DEVICE unsigned and_xor(unsigned x, unsigned mask, unsigned bits) {
+#ifdef __CUDA_ARCH__
+  unsigned y;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+  return y;
+#else
+  return (x & mask) ^ bits;
+#endif
+}
+
 // The 8-bit floats e4m3 of the two low bytes, as f16, which has all of them.
 ATTN_DEVICE unsigned halves_of_e4m3(unsigned bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

@@ -7,7 +7,7 @@
 //   load(quads, row, i)  those from i on, in shared memory; kQuads<run>: how many at once, of a run
 //                        of columns that starts at a multiple of `run`
 //   pair<i, j>(a, b)     element i of quad a and element j of quad b, without scales of blocks, as
-//                        two Elements in a word
+//                        two Elements in a word; i != j: a is b
 //   kScaled              there may be scales of Inputs
 //   kBlocked             there are scales of blocks: f16, scale_bits(row, i)
 // Rows in shared memory are aligned to 16 bytes, or to as many as divide row_bytes.
@@ -115,8 +115,10 @@ struct CacheE4M3 : PlainRows<1> {
   }
   template <class Element, int kI, int kJ>
   static ATTN_DEVICE unsigned pair(const Quad& a, const Quad& b) {
-    const unsigned two =
-        take_bytes(a.word[0], b.word[0], static_cast<unsigned>(kI | (4 + kJ) << 4));
+    unsigned two = a.word[0] >> 8 * kI;
+    if constexpr (kJ != kI + 1) {
+      two = take_bytes(a.word[0], b.word[0], static_cast<unsigned>(kI | (4 + kJ) << 4));
+    }
     return Converted<Float16, Element>::pair(halves_of_e4m3(two));
   }
 };
@@ -128,22 +130,22 @@ template <>
 struct Integers<BFloat16> {
   // 128 + the lower 7 bits, less 128 or, where the eighth is set, 256.
   static ATTN_DEVICE unsigned of_8(unsigned x) {
-    return BFloat16::fma((x & 0x007f007fu) | 0x43004300u, 0x3f803f80u,
-                         (x & 0x00800080u) | 0xc300c300u);
+    return BFloat16::fma(and_or(x, 0x007f007fu, 0x43004300u), 0x3f803f80u,
+                         and_or(x, 0x00800080u, 0xc300c300u));
   }
   // 128 + four bits, less 136.
   static ATTN_DEVICE unsigned of_4(unsigned x) {
-    return BFloat16::fma((x & 0x000f000fu) | 0x43004300u, 0x3f803f80u, 0xc308c308u);
+    return BFloat16::fma(and_or(x, 0x000f000fu, 0x43004300u), 0x3f803f80u, 0xc308c308u);
   }
 };
 template <>
 struct Integers<Float16> {
   // 1024 + 128 + x, less 1152; 1024 + four bits, less 1032.
   static ATTN_DEVICE unsigned of_8(unsigned x) {
-    return Float16::fma((x & 0x00ff00ffu) ^ 0x64806480u, 0x3c003c00u, 0xe480e480u);
+    return Float16::fma(and_xor(x, 0x00ff00ffu, 0x64806480u), 0x3c003c00u, 0xe480e480u);
   }
   static ATTN_DEVICE unsigned of_4(unsigned x) {
-    return Float16::fma((x & 0x000f000fu) | 0x64006400u, 0x3c003c00u, 0xe408e408u);
+    return Float16::fma(and_or(x, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u);
   }
 };
 

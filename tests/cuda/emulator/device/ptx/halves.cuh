@@ -30,6 +30,8 @@ inline unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
   for (unsigned i = 0; i < 4; ++i) z |= (from[bytes >> 4 * i & 7] & 0xff) << 8 * i;
   return z;
 }
+inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
+inline unsigned and_xor(unsigned x, unsigned mask, unsigned bits) { return (x & mask) ^ bits; }
 // As on architectures before 8.9.
 inline unsigned halves_of_e4m3(unsigned bytes) {
   const unsigned apart = take_bytes(bytes, 0, 0x4140);
