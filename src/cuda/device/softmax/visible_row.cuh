@@ -90,7 +90,11 @@ struct VisibleRow {
                     is_visible(query, key, head);
         float s = minus_infinity();
         if (seen) {
-          s = multiply_qk(from, k + tile.key_row(p, p.k_strides, key), key);
+          if constexpr (C::kCached) {
+            s = multiply_cached(from, k + tile.key_row(p, p.k_strides, key), key);
+          } else {
+            s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
+          }
           if constexpr (Expressions::kHasScore) {
             s = e.score(s, query, key, q.batch, head, q.length_q, q.length_k);
           }
@@ -107,9 +111,13 @@ struct VisibleRow {
         while (left != 0) {
           const int other = 31 - __clz(static_cast<int>(left));
           left ^= 1u << other;
-          const int of_other = tile.key_at(p, key0 + other);
-          add(o, __shfl_sync(~0u, kept, other), v + tile.key_row(p, p.v_strides, of_other),
-              of_other);
+          if constexpr (C::kCached) {
+            add_cached(o, __shfl_sync(~0u, kept, other), v, tile.key_at(p, key0 + other));
+          } else {
+            add(o, __shfl_sync(~0u, kept, other),
+                element<Element>(p.v,
+                                 v + tile.key_row(p, p.v_strides, tile.key_at(p, key0 + other))));
+          }
         }
       }
       if (pass == 0) {
@@ -126,25 +134,25 @@ struct VisibleRow {
     const Sequence& q = tile.sequence;
     return e.mask(query, key, q.batch, head, q.length_q, q.length_k);
   }
-  // at: where the key's row of K, of V, starts, in elements.
-  ATTN_DEVICE float multiply_qk(const Storage* q, long long at, int key) const {
+  static ATTN_DEVICE float multiply_qk(const Storage* q, const Storage* k) {
     float s = 0;
-    if constexpr (C::kCached) {
-      using K = typename C::CacheK;
-      const auto& params = static_cast<const CachedForwardParams&>(p);
-      const char* const k = static_cast<const char*>(p.k) + K::kStorageBytes * at;
-#pragma unroll 1
-      for (int i = 0; i < C::kHeadDim; ++i) {
-        s = fmaf(Scalar<Element>::from(q[i]), K::element(k, i), s);
-      }
-      return s * scale_of_key<C::kScaledK>(p, tile, params.scale_k, params.scale_k_strides, key);
-    }
-    const Storage* const k = element<Element>(p.k, at);
 #pragma unroll 1
     for (int i = 0; i < C::kHeadDim; ++i) {
       s = fmaf(Scalar<Element>::from(q[i]), Scalar<Element>::from(k[i]), s);
     }
     return s;
+  }
+  // The same with K in a type of its own. at: where the key's row starts, in elements.
+  ATTN_DEVICE float multiply_cached(const Storage* q, long long at, int key) const {
+    using K = typename C::CacheK;
+    const auto& params = static_cast<const CachedForwardParams&>(p);
+    const char* const k = static_cast<const char*>(p.k) + K::kStorageBytes * at;
+    float s = 0;
+#pragma unroll 1
+    for (int i = 0; i < C::kHeadDim; ++i) {
+      s = fmaf(Scalar<Element>::from(q[i]), K::element(k, i), s);
+    }
+    return s * scale_of_key<C::kScaledK>(p, tile, params.scale_k, params.scale_k_strides, key);
   }
   ATTN_DEVICE bool is_kept(int query, int head, int key) const {
     if constexpr (!C::kDropout) return true;
@@ -155,22 +163,22 @@ struct VisibleRow {
   static ATTN_DEVICE bool inside(int i) {
     return C::kHeadDimV % 32 == 0 || 32 * i + lane() < C::kHeadDimV;
   }
-  ATTN_DEVICE void add(float (&o)[kColumns], float weight, long long at, int key) const {
-    if constexpr (C::kCached) {
-      using V = typename C::CacheV;
-      const auto& params = static_cast<const CachedForwardParams&>(p);
-      const char* const v = static_cast<const char*>(p.v) + V::kStorageBytes * at;
-      weight *= scale_of_key<C::kScaledV>(p, tile, params.scale_v, params.scale_v_strides, key);
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) {
-        if (inside(i)) o[i] = fmaf(weight, V::element(v, 32 * i + lane()), o[i]);
-      }
-      return;
-    }
-    const Storage* const v = element<Element>(p.v, at);
+  static ATTN_DEVICE void add(float (&o)[kColumns], float weight, const Storage* v) {
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       if (inside(i)) o[i] = fmaf(weight, Scalar<Element>::from(v[32 * i + lane()]), o[i]);
+    }
+  }
+  // first: where rows of V start, in elements.
+  ATTN_DEVICE void add_cached(float (&o)[kColumns], float weight, long long first, int key) const {
+    using V = typename C::CacheV;
+    const auto& params = static_cast<const CachedForwardParams&>(p);
+    const char* const v = static_cast<const char*>(p.v) +
+                          V::kStorageBytes * (first + tile.key_row(p, p.v_strides, key));
+    weight *= scale_of_key<C::kScaledV>(p, tile, params.scale_v, params.scale_v_strides, key);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (inside(i)) o[i] = fmaf(weight, V::element(v, 32 * i + lane()), o[i]);
     }
   }
   ATTN_DEVICE void store(const float (&o)[kColumns], int query, int head, float top,
