@@ -49,7 +49,6 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   text.number("kParts", c.tiling.parts);
   text.number("kPageSize", f.page_size);
   text.flag("kKeyList", f.key_list);
-  text.flag("kCached", f.cached);
   if (f.cached) print_cache_types(f, text);
   text.flag("kPackedQ", f.packed_q);
   text.flag("kPackedK", f.packed_k);

@@ -13,7 +13,7 @@
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
 //   kKeyList               keys by list: a tile has rows of one query
-//   kCached                K or V has a type of its own: CacheK, CacheV, kScaledK, kScaledV
+//   CacheK, CacheV, kScaledK, kScaledV   where K or V has a type of its own
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
@@ -172,7 +172,7 @@ struct ForwardSimt {
   ATTN_DEVICE void load_k(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
     const auto put = [&](int slot, int column, float x) { to[column * Layout::kSlots + slot] = x; };
-    if constexpr (C::kCached) {
+    if constexpr (kIsCached<C>) {
       const auto& params = static_cast<const CachedForwardParams&>(p);
       load_cached_keys<typename C::CacheK, C::kScaledK, C::kHeadDim, 8>(
           p.k, p.k_strides, params.scale_k, params.scale_k_strides, block, column0, put);
@@ -183,7 +183,7 @@ struct ForwardSimt {
   ATTN_DEVICE void load_v(int block, int column0) const {
     float* to = shared + Layout::kKeysAt;
     const auto put = [&](int slot, int column, float x) { to[slot * kPiece + column] = x; };
-    if constexpr (C::kCached) {
+    if constexpr (kIsCached<C>) {
       const auto& params = static_cast<const CachedForwardParams&>(p);
       load_cached_keys<typename C::CacheV, C::kScaledV, C::kHeadDimV, 16>(
           p.v, p.v_strides, params.scale_v, params.scale_v_strides, block, column0, put);

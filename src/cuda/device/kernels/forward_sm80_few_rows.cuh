@@ -17,7 +17,7 @@
 //   kGroup                 query heads of a K, V head; all share the tile
 //   kPageSize              of paged K and V; 0: not paged
 //   kKeyList               keys by list: the rows are all those of a K, V head and query
-//   kCached                K or V has a type of its own: CacheK, CacheV, kScaledK, kScaledV
+//   CacheK, CacheV, kScaledK, kScaledV   where K or V has a type of its own
 //                          (tile/cache_type.cuh), head_dim then a multiple of 16, head_dim_v of 32;
 //                          K and V are aligned as their rows are, up to 16 bytes
 //   kHidesKeys             rows of O that are not finite are looked at again
@@ -33,7 +33,7 @@
 #pragma once
 
 #include "device.cuh"
-#include "kernels/forward_sm80_few_rows/cached_keys.cuh"
+#include "kernels/forward_sm80_few_rows/layout.cuh"
 #include "params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/dependent.cuh"
@@ -50,48 +50,6 @@
 #include "tile/warp_values.cuh"
 
 namespace attn::device {
-
-// A warp's keys of a block in shared memory: K, then V.
-template <class C, int kKeys, bool kCached = C::kCached>
-struct KeysStage {
-  static constexpr int kVAt = kKeys * SharedTile<C::kHeadDim>::kRowBytes;
-  static constexpr int kBytes = kVAt + kKeys * SharedTile<C::kHeadDimV>::kRowBytes;
-};
-template <class C, int kKeys>
-struct KeysStage<C, kKeys, true> : CachedKeys<C, kKeys> {};
-
-// Of an element of K, of V: what strides count.
-template <class C, bool kCached = C::kCached>
-struct StorageBytes {
-  static constexpr int kK = 2, kV = 2;
-};
-template <class C>
-struct StorageBytes<C, true> {
-  static constexpr int kK = C::CacheK::kStorageBytes, kV = C::CacheV::kStorageBytes;
-};
-
-// Shared memory, in bytes: the stages of each warp, K then V; at the end, in their place, O of each
-// warp in float32, then the sums of its rows.
-template <class C>
-struct ForwardFewRowsLayout {
-  using TileK = SharedTile<C::kHeadDim>;
-  using TileV = SharedTile<C::kHeadDimV>;
-  static constexpr int kKeys = C::kBlockN / C::kWarps;  // of a warp
-  using Stage = KeysStage<C, kKeys>;
-  static constexpr int kWarpBytes = C::kStages * Stage::kBytes;
-  // Rows are padded by 8 floats: the 8 rows that a warp stores at once lie in different banks.
-  static constexpr int kRowBytes = 4 * (C::kHeadDimV + 8);
-  static constexpr int kSumsAt = C::kWarps * C::kBlockM * kRowBytes;
-  static constexpr int kMergeBytes = kSumsAt + C::kWarps * C::kBlockM * 16;
-  static constexpr int kBytes =
-      C::kWarps * kWarpBytes > kMergeBytes ? C::kWarps* kWarpBytes : kMergeBytes;
-};
-
-// The same where keys are not split.
-template <class C>
-struct Unsplit : C {
-  static constexpr bool kSplits = false;
-};
 
 template <class C, class Expressions>
 struct ForwardFewRows {
@@ -159,12 +117,12 @@ struct ForwardFewRows {
             reinterpret_cast<const unsigned*>(
                 static_cast<const char*>(p.q) +
                 2 * tile.query_row(p.q_strides, exists ? query : 0, exists ? head : 0)) +
-            (C::kCached ? lane() % 4 * (C::kHeadDim / 8) : lane() % 4);
+            (kIsCached<C> ? lane() % 4 * (C::kHeadDim / 8) : lane() % 4);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            if constexpr (C::kCached) {  // in the order of CachedKeys
+            if constexpr (kIsCached<C>) {  // in the order of CachedKeys
               w.q[m][step][2 * half + i] = exists ? from[2 * step + half] : 0u;
               continue;
             }
@@ -214,26 +172,6 @@ struct ForwardFewRows {
     load_warp_tile<Tile, kKeys>(
         to, [&](int row) { return source_row(from, strides, key0, found, row); });
   }
-  // K and V as they are stored, and their scales of Inputs.
-  ATTN_DEVICE void load_cached(unsigned to, const char* k, const char* v, int key0,
-                               const Found& found) const {
-    const auto& params = static_cast<const CachedForwardParams&>(p);
-    const int head = tile.key_head(p);
-    Stage::template copy<Stage::kRowK>(to, [&](int row) {
-      return source_row<Stage::K::kStorageBytes>(k, p.k_strides, key0, found, row);
-    });
-    Stage::template copy<Stage::kRowV>(to + Stage::kVAt, [&](int row) {
-      return source_row<Stage::V::kStorageBytes>(v, p.v_strides, key0, found, row);
-    });
-    const auto load_scales = [&](int at, const float* scales, const Strides& strides) {
-      const char* const first =
-          reinterpret_cast<const char*>(scales + tile.first_key(strides, head));
-      Stage::copy_scales(to + static_cast<unsigned>(Stage::kScalesAt + at),
-                         [&](int row) { return source_row<4>(first, strides, key0, found, row); });
-    };
-    if constexpr (C::kScaledK) load_scales(0, params.scale_k, params.scale_k_strides);
-    if constexpr (C::kScaledV) load_scales(4 * kKeys, params.scale_v, params.scale_v_strides);
-  }
   // Asks for this warp's keys of the next block, and for V of them, and goes on to the one after.
   struct Copies {
     Blocks list;
@@ -248,8 +186,8 @@ struct ForwardFewRows {
       next.found = next_found(next.list);
       const unsigned to =
           shared + static_cast<unsigned>(warp() * Layout::kWarpBytes + stage * Stage::kBytes);
-      if constexpr (C::kCached) {
-        load_cached(to, next.k, next.v, key0, found);
+      if constexpr (kIsCached<C>) {
+        Stage::load(*this, to, next.k, next.v, key0, found);
       } else {
         load_keys<TileK>(to, next.k, p.k_strides, key0, found);
         load_keys<TileV>(to + Stage::kVAt, next.v, p.v_strides, key0, found);
@@ -305,7 +243,7 @@ struct ForwardFewRows {
                            unsigned stage) const {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      if constexpr (C::kCached) {
+      if constexpr (kIsCached<C>) {
         if constexpr (C::kScaledK) {
           Stage::multiply_scales(w.s[m], Stage::scales_k(stage_at(stage)));
         }
@@ -326,7 +264,7 @@ struct ForwardFewRows {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
-      if constexpr (C::kCached) {
+      if constexpr (kIsCached<C>) {
         if constexpr (Stage::kScalesP) {
           Stage::multiply_scales(w.s[m], Stage::scales_v(stage_at(stage)));
         }
@@ -361,7 +299,7 @@ struct ForwardFewRows {
       load_next(next, free);
       const auto at = static_cast<unsigned>(stage * Stage::kBytes);
       unsigned p16[kTiles][kKeys / 4];
-      if constexpr (C::kCached) {
+      if constexpr (kIsCached<C>) {
         Stage::multiply_qk(w.s, w.q, stage_at(at));
         softmax(w, p16, block, mixed, at);
         Stage::multiply_pv(w.o, p16, stage_at(at));
@@ -397,7 +335,7 @@ struct ForwardFewRows {
         const int row = 16 * m + lane() / 4 + 8 * i;
         if (!row_exists(row)) continue;
         if (lane() % 4 == 0) *sums(warp(), row) = {w.softmax[m].r[i], l, w.softmax[m].m[i]};
-        if constexpr (C::kCached) {  // in the order of CachedKeys
+        if constexpr (kIsCached<C>) {  // in the order of CachedKeys
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             Four* to = reinterpret_cast<Four*>(part_row(warp(), row) +

@@ -88,7 +88,8 @@ ATTN_DEVICE unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
 #endif
 }
 
-// (x & mask) | bits, or with ^, in one instruction: the compiler takes two where both are constants.
+// (x & mask) | bits, or with ^, in one instruction: the compiler takes two where both are
+// constants.
 ATTN_DEVICE unsigned and_or(unsigned x, unsigned mask, unsigned bits) {
 #ifdef __CUDA_ARCH__
   unsigned y;

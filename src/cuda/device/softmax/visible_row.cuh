@@ -90,7 +90,7 @@ struct VisibleRow {
                     is_visible(query, key, head);
         float s = minus_infinity();
         if (seen) {
-          if constexpr (C::kCached) {
+          if constexpr (kIsCached<C>) {
             s = multiply_cached(from, k + tile.key_row(p, p.k_strides, key), key);
           } else {
             s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
@@ -111,7 +111,7 @@ struct VisibleRow {
         while (left != 0) {
           const int other = 31 - __clz(static_cast<int>(left));
           left ^= 1u << other;
-          if constexpr (C::kCached) {
+          if constexpr (kIsCached<C>) {
             add_cached(o, __shfl_sync(~0u, kept, other), v, tile.key_at(p, key0 + other));
           } else {
             add(o, __shfl_sync(~0u, kept, other),

@@ -20,6 +20,12 @@
 
 namespace attn::device {
 
+// Whether a configuration says how K and V are stored: one of them has a type of its own.
+template <class C>
+inline constexpr bool kIsCached = requires {
+  typename C::CacheK;
+};
+
 ATTN_DEVICE constexpr int power_of_two_in(int x, int most) {
   return x % most == 0 ? most : power_of_two_in(x, most / 2);
 }

@@ -136,6 +136,8 @@ ForwardChoice choose_forward_sm80_few_rows(const ForwardRequest& request) {
   tiling.shared_bytes = shared_bytes(p, *shape);
   tiling.blocks_at_once = blocks_per_multiprocessor(tiling.shared_bytes, core::has_own_types(p));
   tiling.reason = shape->reason;
+  // Blocks of a paged cache take 46 bytes where three blocks of threads share registers.
+  if (core::has_own_types(p)) tiling.spill_bytes = 48;
   const std::int64_t most = most_shared_bytes(request.arch);
   if (tiling.shared_bytes > most) {
     return ForwardChoice::refused(

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "params.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mma.cuh"
 #include "tile/cache_type.cuh"
@@ -80,6 +81,29 @@ struct CachedKeys {
     if (lane() < kKeys) {
       copy_async_bytes<4>(to + static_cast<unsigned>(4 * lane()), from.data, from.exists);
     }
+  }
+
+  // Asks for K and V of the warp's keys, as they are stored, and for their scales of Inputs. k, v:
+  // where rows of the sequence and head start.
+  template <class Kernel, class Found>
+  static ATTN_DEVICE void load(const Kernel& kernel, unsigned to, const char* k, const char* v,
+                               int key0, const Found& found) {
+    const auto& p = static_cast<const CachedForwardParams&>(kernel.p);
+    copy<kRowK>(to, [&](int row) {
+      return kernel.template source_row<K::kStorageBytes>(k, p.k_strides, key0, found, row);
+    });
+    copy<kRowV>(to + kVAt, [&](int row) {
+      return kernel.template source_row<V::kStorageBytes>(v, p.v_strides, key0, found, row);
+    });
+    const auto load_scales = [&](int at, const float* scales, const Strides& strides) {
+      const float* const first = scales + kernel.tile.first_key(strides, kernel.tile.key_head(p));
+      copy_scales(to + static_cast<unsigned>(kScalesAt + at), [&](int row) {
+        return kernel.template source_row<4>(reinterpret_cast<const char*>(first), strides, key0,
+                                             found, row);
+      });
+    };
+    if constexpr (C::kScaledK) load_scales(0, p.scale_k, p.scale_k_strides);
+    if constexpr (C::kScaledV) load_scales(4 * kKeys, p.scale_v, p.scale_v_strides);
   }
 
   template <class Cache>
