@@ -1,18 +1,28 @@
-// Times one sequence on one GPU and over several of a host, in turn, forward and backward:
+// Times one sequence on one GPU and over several of a host, in shuffled order, forward and
+// backward:
 //
 //   g++ -std=c++20 -O2 -Iinclude -Isrc bench/gpu/ranks.cpp build/libattn.a -lfmt -ldl -pthread -o
 //   ranks
-//   ./ranks b1_n16384_hq64_hk8_d128_causal_bf16 2
+//   ./ranks [--warm] 2 b1_n16384_hq64_hk8_d128_causal_bf16
+//   b3_sq8192_sk8192_..._packed_causal_bf16/8192,4096,4096
 //
-// Prints for each phase the median of both, in ms, and the share of the ideal: one GPU's time
-// divided by the ranks, of what the slowest rank took. Problems are dense and read no buffers.
+// --warm: once, to fill the cache of compiled kernels. Results of the ranks are compared with those
+// of one GPU before anything is timed. A problem has one sequence, or is packed, with its lengths
+// behind a slash. A line for each: problem, ms of one GPU forward and backward, ms of the slowest
+// rank (medians of calls that are waited for), the share of the ideal forward, backward and of both
+// (one GPU's time divided by the ranks, of the slowest rank's), and how far the results are apart.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <list>
 #include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -22,64 +32,176 @@
 
 namespace {
 
-constexpr int kRounds = 12;
+using attn::Tensor;
+using attn::dist::Rows;
 
-// The tensors of `rows` rows on a device; normal random numbers.
-class Rank {
+constexpr int kRounds = 15;
+constexpr double kMostApart = 0.01;  // bf16 has 8 bits: a rounding or two are 0.003
+
+struct Work {
+  attn::Problem problem;
+  std::vector<std::int32_t> starts;  // cu_seqlens, of packed tensors
+  std::int64_t rows = 0;
+};
+
+Work parse(const std::string& text) {
+  const std::size_t slash = text.find('/');
+  Work work;
+  work.problem = attn::parse_problem(text.substr(0, slash));
+  work.rows = work.problem.seqlen_q;
+  if (slash == std::string::npos) return work;
+  work.starts = {0};
+  std::stringstream lengths(text.substr(slash + 1));
+  for (std::string length; std::getline(lengths, length, ',');) {
+    work.starts.push_back(work.starts.back() + std::atoi(length.c_str()));
+  }
+  work.rows = work.starts.back();
+  return work;
+}
+
+// Normal random numbers, which repeat after a prime number of elements.
+std::vector<attn::bfloat16> random_elements(std::int64_t count, unsigned seed) {
+  constexpr std::size_t kPeriod = 1'000'003;
+  std::vector<attn::bfloat16> x(static_cast<std::size_t>(count));
+  std::minstd_rand random(seed);
+  std::normal_distribution<float> normal;
+  for (std::size_t i = 0; i < std::min(kPeriod, x.size()); ++i)
+    x[i] = attn::bfloat16(normal(random));
+  for (std::size_t i = kPeriod; i < x.size(); ++i) x[i] = x[i - kPeriod];
+  return x;
+}
+
+// All tensors of the line's rows that a GPU holds.
+class Part {
  public:
-  Rank(const attn::Problem& p, std::int64_t rows, attn::Device device) : device_(device) {
-    const auto like_q = [&](std::int64_t dim) { return make({p.batch, rows, p.heads_q, dim}, p); };
-    const auto like_k = [&](std::int64_t dim) { return make({p.batch, rows, p.heads_k, dim}, p); };
-    inputs = {.q = like_q(p.head_dim), .k = like_k(p.head_dim), .v = like_k(p.head_dim_v)};
-    d_o = like_q(p.head_dim_v);
-    outputs.o = like_q(p.head_dim_v);
-    attn::Problem f32 = p;
-    f32.dtype = attn::DType::f32;
-    outputs.lse = make({p.batch, p.heads_q, rows, 1}, f32);
-    outputs.lse.rank = 3;
-    gradients = {.dq = like_q(p.head_dim), .dk = like_k(p.head_dim), .dv = like_k(p.head_dim_v)};
+  Part(const Work& work, std::vector<Rows> rows, attn::Device device)
+      : work_(work), rows_(std::move(rows)), device_(device) {
+    const attn::Problem& p = work.problem;
+    const auto heads = [&](bool of_q, std::int64_t dim, unsigned seed) {
+      return make(of_q ? p.heads_q : p.heads_k, dim, seed);
+    };
+    inputs = {.q = heads(true, p.head_dim, 1),
+              .k = heads(false, p.head_dim, 2),
+              .v = heads(false, p.head_dim_v, 3)};
+    d_o = heads(true, p.head_dim_v, 4);
+    outputs.o = heads(true, p.head_dim_v, 0);
+    gradients = {.dq = heads(true, p.head_dim, 0),
+                 .dk = heads(false, p.head_dim, 0),
+                 .dv = heads(false, p.head_dim_v, 0)};
+    outputs.lse = packed() ? floats({p.heads_q, count()}) : floats({1, p.heads_q, count()});
     if (p.sink) {
-      inputs.sink = make({p.heads_q, 1, 1, 1}, f32);
-      inputs.sink.rank = 1;
-      inputs.sink.strides[0] = 1;
+      inputs.sink = floats({p.heads_q});
+      gradients.dsink = floats({p.heads_q});
     }
   }
+
+  // The whole line's cu_seqlens, for a call without ranks.
+  void give_lengths() {
+    if (!packed()) return;
+    const std::size_t bytes = work_.starts.size() * sizeof(std::int32_t);
+    memory_.emplace_back(device_.index, bytes);
+    memory_.back().upload(work_.starts.data(), bytes);
+    inputs.cu_seqlens_q = inputs.cu_seqlens_k =
+        attn::tensor(memory_.back().data(), attn::DType::i32,
+                     {static_cast<std::int64_t>(work_.starts.size())}, device_);
+  }
+
+  // The root of the mean square of a result's difference from the same rows of `whole`, which has
+  // all, as a share of that of the result: the largest of O, dQ, dK and dV.
+  double apart_from(const Part& whole) const {
+    double most = 0;
+    const std::pair<Tensor, Tensor> pairs[] = {{outputs.o, whole.outputs.o},
+                                               {gradients.dq, whole.gradients.dq},
+                                               {gradients.dk, whole.gradients.dk},
+                                               {gradients.dv, whole.gradients.dv}};
+    for (const auto& [mine, all] : pairs) {
+      const std::int64_t row = mine.size() / std::max<std::int64_t>(count(), 1);
+      const auto a = download(mine), b = download(all);
+      double squares = 0, differences = 0;
+      std::size_t at = 0;
+      for (const Rows& rows : rows_) {
+        for (std::int64_t i = rows.begin * row; i < rows.end * row; ++i, ++at) {
+          const auto x = static_cast<float>(a[at]);
+          const auto y = static_cast<float>(b[static_cast<std::size_t>(i)]);
+          squares += static_cast<double>(y * y);
+          differences += static_cast<double>((x - y) * (x - y));
+        }
+      }
+      const double share = at == 0 ? 0 : std::sqrt(differences / squares);
+      most = share <= most ? most : share;  // and NaN
+    }
+    return most;
+  }
+
   attn::Inputs inputs;
   attn::Outputs outputs;
   attn::Tensor d_o;
   attn::Gradients gradients;
 
  private:
-  attn::Tensor make(const std::array<std::int64_t, 4>& shape, const attn::Problem& p) {
-    const std::int64_t n = shape[0] * shape[1] * shape[2] * shape[3];
-    const std::size_t bytes = static_cast<std::size_t>(n) * attn::size_of(p.dtype);
-    std::vector<std::byte> host(bytes);
-    std::normal_distribution<float> normal;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float x = normal(random_);
-      if (p.dtype == attn::DType::bf16) {
-        reinterpret_cast<attn::bfloat16*>(host.data())[i] = attn::bfloat16(x);
-      } else if (p.dtype == attn::DType::f16) {
-        reinterpret_cast<attn::float16*>(host.data())[i] = attn::float16(x);
-      } else {
-        reinterpret_cast<float*>(host.data())[i] = x;
+  bool packed() const { return !work_.starts.empty(); }
+  std::int64_t count() const {
+    std::int64_t n = 0;
+    for (const Rows& rows : rows_) n += rows.end - rows.begin;
+    return n;
+  }
+  // seed 0: 0xff bytes, which are NaN.
+  Tensor make(std::int64_t heads, std::int64_t dim, unsigned seed) {
+    const std::int64_t row = heads * dim;
+    const std::size_t bytes = static_cast<std::size_t>(count() * row) * 2;
+    memory_.emplace_back(device_.index, std::max<std::size_t>(bytes, 1));
+    if (seed == 0) {
+      memory_.back().fill(0xff);
+    } else {
+      const std::vector<attn::bfloat16> all = random_elements(work_.rows * row, seed);
+      std::size_t to = 0;
+      for (const Rows& rows : rows_) {
+        const auto n = static_cast<std::size_t>((rows.end - rows.begin) * row) * 2;
+        memory_.back().upload(all.data() + rows.begin * row, n, to);
+        to += n;
       }
     }
-    memory_.emplace_back(device_.index, bytes);
-    memory_.back().upload(host.data(), bytes);
-    return attn::tensor(memory_.back().data(), p.dtype, {shape[0], shape[1], shape[2], shape[3]},
-                        device_);
+    void* const data = memory_.back().data();
+    return packed() ? attn::tensor(data, attn::DType::bf16, {count(), heads, dim}, device_)
+                    : attn::tensor(data, attn::DType::bf16, {1, count(), heads, dim}, device_);
+  }
+  Tensor floats(std::vector<std::int64_t> shape) {
+    Tensor t;
+    t.device = device_;
+    t.rank = static_cast<std::int32_t>(shape.size());
+    std::int64_t stride = 1;
+    for (std::size_t d = shape.size(); d-- > 0; stride *= shape[d]) {
+      t.shape[d] = shape[d];
+      t.strides[d] = stride;
+    }
+    memory_.emplace_back(device_.index,
+                         static_cast<std::size_t>(std::max<std::int64_t>(stride, 1)) * 4);
+    memory_.back().fill(0);
+    t.data = memory_.back().data();
+    return t;
+  }
+  static std::vector<attn::bfloat16> download(const Tensor& t) {
+    std::vector<attn::bfloat16> host(static_cast<std::size_t>(t.size()));
+    const attn::cuda::ContextGuard guard(t.device.index);
+    attn::cuda::check(
+        attn::cuda::api().cuMemcpyAsync(reinterpret_cast<attn::cuda::CUdeviceptr>(host.data()),
+                                        reinterpret_cast<attn::cuda::CUdeviceptr>(t.data),
+                                        host.size() * 2, nullptr),
+        "a download");
+    attn::cuda::check(attn::cuda::api().cuStreamSynchronize(nullptr), "a download");
+    return host;
   }
 
+  const Work& work_;
+  std::vector<Rows> rows_;
   attn::Device device_;
-  std::minstd_rand random_{1};
   std::list<attn::cuda::DeviceBuffer> memory_;
 };
 
-double seconds(const auto& work) {
+double milliseconds(const auto& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return 1e3 * std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 double median(std::vector<double> x) {
@@ -87,88 +209,162 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-// Milliseconds of a pass: forward, backward.
-using Times = std::array<std::vector<double>, 2>;
-
-void run_one(const attn::Problem& p, Rank& rank, int device, Times& times) {
-  for (const attn::Phase phase : {attn::Phase::forward, attn::Phase::backward}) {
+// The whole problem on one GPU.
+class One {
+ public:
+  One(const Work& work, Part& part, attn::Device device) : part_(part), device_(device) {
     attn::PlanOptions options;
-    options.device = {attn::DeviceType::cuda, device};
-    const attn::Plan plan = attn::make_plan(p, phase, options);
-    attn::cuda::DeviceBuffer workspace(device, static_cast<std::size_t>(plan.workspace_bytes));
+    options.device = device;
+    for (const attn::Phase phase : {attn::Phase::forward, attn::Phase::backward}) {
+      plans_.push_back(attn::make_plan(work.problem, phase, options));
+      workspaces_.emplace_back(device.index, static_cast<std::size_t>(std::max<std::int64_t>(
+                                                 plans_.back().workspace_bytes, 1)));
+    }
+  }
+  double run(std::size_t phase) {
     attn::Context context;
+    const attn::Plan& plan = plans_[phase];
     if (plan.workspace_bytes > 0) {
       context.workspace =
-          attn::tensor(workspace.data(), attn::DType::u8, {plan.workspace_bytes}, options.device);
+          attn::tensor(workspaces_[phase].data(), attn::DType::u8, {plan.workspace_bytes}, device_);
     }
-    const auto pass = [&] {
-      if (phase == attn::Phase::forward) {
-        attn::forward(plan, rank.inputs, rank.outputs, context);
+    return milliseconds([&] {
+      if (phase == 0) {
+        attn::forward(plan, part_.inputs, part_.outputs, context);
       } else {
-        attn::backward(plan, rank.inputs, rank.outputs, rank.d_o, rank.gradients, context);
+        attn::backward(plan, part_.inputs, part_.outputs, part_.d_o, part_.gradients, context);
       }
-      attn::cuda::synchronize(device);
-    };
-    pass();
-    times[static_cast<std::size_t>(phase)].push_back(1e3 * seconds(pass));
+      attn::cuda::synchronize(device_.index);
+    });
   }
+
+ private:
+  Part& part_;
+  attn::Device device_;
+  std::vector<attn::Plan> plans_;
+  std::vector<attn::cuda::DeviceBuffer> workspaces_;
+};
+
+struct Times {
+  std::vector<double> one[2], ranks[2];  // by phase
+  double apart = 0;
+};
+
+Times run(const Work& work, int ranks, int rounds) {
+  std::vector<attn::Device> devices;
+  for (int r = 0; r < ranks; ++r) {
+    devices.push_back({attn::DeviceType::cuda, r % attn::cuda::device_count()});
+  }
+  Part whole(work, {{0, work.rows}}, devices[0]);
+  whole.give_lengths();
+  One one(work, whole, devices[0]);
+  for (const std::size_t phase : {0, 1}) one.run(phase);  // compiles; the answers
+  std::vector<std::vector<double>> of_rank(2, std::vector<double>(static_cast<std::size_t>(ranks)));
+  std::vector<double> apart(static_cast<std::size_t>(ranks));
+  std::vector<std::string> failures(static_cast<std::size_t>(ranks));
+  std::barrier together(ranks + 1);
+  bool go_on = true;
+  int phase = 0;
+  std::vector<std::thread> threads;
+  for (const attn::dist::Group& group : attn::dist::local(devices)) {
+    threads.emplace_back([&, group] {
+      const auto r = static_cast<std::size_t>(group.rank());
+      std::string& failure = failures[r];
+      std::list<Part> mine;
+      std::list<attn::dist::Plan> plans;
+      const auto call = [&](int of) {
+        Part& part = mine.front();
+        if (of == 0) {
+          attn::dist::forward(plans.front(), part.inputs, part.outputs);
+        } else {
+          attn::dist::backward(plans.front(), part.inputs, part.outputs, part.d_o, part.gradients);
+        }
+      };
+      try {
+        attn::dist::Options options;
+        options.local.device = devices[r];
+        options.lengths = {.cu_seqlens_q = work.starts, .cu_seqlens_k = work.starts};
+        plans.push_back(attn::dist::make_plan(work.problem, group, options));
+        if (r == 0) std::fprintf(stderr, "%s\n", attn::dist::to_string(plans.front()).c_str());
+        mine.emplace_back(work, plans.front().rows(group.rank()), devices[r]);
+        call(0);
+        call(1);
+        apart[r] = mine.front().apart_from(whole);
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+      while (true) {
+        together.arrive_and_wait();
+        if (!go_on) return;
+        const int of = phase;
+        try {
+          if (failure.empty()) {
+            of_rank[static_cast<std::size_t>(of)][r] = milliseconds([&] { call(of); });
+          }
+        } catch (const std::exception& error) {
+          failure = error.what();
+        }
+        together.arrive_and_wait();
+      }
+    });
+  }
+  Times times;
+  std::minstd_rand random(5);
+  for (int round = -1; round < rounds; ++round) {
+    std::vector<int> order{0, 1, 2, 3};  // phase, and whether by ranks
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int what : order) {
+      const auto of = static_cast<std::size_t>(what % 2);
+      if (what < 2) {
+        const double ms = one.run(of);
+        if (round >= 0) times.one[of].push_back(ms);
+        continue;
+      }
+      phase = what % 2;
+      together.arrive_and_wait();
+      together.arrive_and_wait();
+      if (round >= 0) {
+        times.ranks[of].push_back(*std::max_element(of_rank[of].begin(), of_rank[of].end()));
+      }
+    }
+  }
+  go_on = false;
+  together.arrive_and_wait();
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& failure : failures) {
+    if (!failure.empty()) throw std::runtime_error(failure);
+  }
+  times.apart =
+      *std::max_element(apart.begin(), apart.end(), [](double a, double b) { return !(a >= b); });
+  return times;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return std::fprintf(stderr, "usage: ranks PROBLEM RANKS\n"), 2;
-  attn::Problem p = attn::parse_problem(argv[1]);
-  const int ranks = std::atoi(argv[2]);
-  std::vector<attn::Device> devices;
-  for (int r = 0; r < ranks; ++r) {
-    devices.push_back({attn::DeviceType::cuda, r % attn::cuda::device_count()});
-  }
-  Rank whole(p, p.seqlen_q, devices[0]);
-  Times one, several;
-  std::barrier together(ranks + 1);
-  std::vector<double> of_rank(static_cast<std::size_t>(ranks));
-  std::vector<std::thread> threads;
-  for (const attn::dist::Group& group : attn::dist::local(devices)) {
-    threads.emplace_back([&, group] {
-      const int r = group.rank();
-      attn::dist::Options options;
-      options.local.device = devices[static_cast<std::size_t>(r)];
-      options.rates = {.flops = 6e14, .bytes = 3e11};
-      const attn::dist::Plan plan = attn::dist::make_plan(p, group, options);
-      std::int64_t rows = 0;
-      for (const attn::dist::Rows& range : plan.rows(r)) rows += range.end - range.begin;
-      Rank mine(p, rows, options.local.device);
-      for (int round = 0; round <= kRounds; ++round) {
-        for (int phase = 0; phase < 2; ++phase) {
-          together.arrive_and_wait();
-          of_rank[static_cast<std::size_t>(r)] = seconds([&] {
-            if (phase == 0) {
-              attn::dist::forward(plan, mine.inputs, mine.outputs);
-            } else {
-              attn::dist::backward(plan, mine.inputs, mine.outputs, mine.d_o, mine.gradients);
-            }
-          });
-          together.arrive_and_wait();
-        }
-      }
-    });
-  }
-  for (int round = 0; round <= kRounds; ++round) {
-    run_one(p, whole, devices[0].index, one);
-    for (std::size_t phase = 0; phase < 2; ++phase) {
-      together.arrive_and_wait();
-      together.arrive_and_wait();
-      if (round > 0) {  // the first compiles
-        several[phase].push_back(1e3 * *std::max_element(of_rank.begin(), of_rank.end()));
-      }
+  const bool warm = argc > 1 && std::string(argv[1]) == "--warm";
+  const int first = warm ? 2 : 1;
+  if (argc < first + 2) return std::fprintf(stderr, "usage: ranks [--warm] RANKS PROBLEM...\n"), 2;
+  const int ranks = std::atoi(argv[first]);
+  int failed = 0;
+  for (int i = first + 1; i < argc; ++i) {
+    try {
+      const Times t = run(parse(argv[i]), ranks, warm ? 1 : kRounds);
+      const double one[] = {median(t.one[0]), median(t.one[1])};
+      const double several[] = {median(t.ranks[0]), median(t.ranks[1])};
+      const auto share = [&](double a, double b) { return 100 * a / (ranks * b); };
+      const bool right = t.apart <= kMostApart;
+      failed += right ? 0 : 1;
+      std::printf(
+          "%-52s one %7.3f %7.3f  %d ranks %7.3f %7.3f  %5.1f %5.1f both %5.1f %%  apart %.4f%s\n",
+          argv[i], one[0], one[1], ranks, several[0], several[1], share(one[0], several[0]),
+          share(one[1], several[1]), share(one[0] + one[1], several[0] + several[1]), t.apart,
+          right ? "" : " WRONG");
+    } catch (const std::exception& error) {
+      ++failed;
+      std::printf("%-52s FAILED %s\n", argv[i], error.what());
     }
+    std::fflush(stdout);
   }
-  for (std::thread& thread : threads) thread.join();
-  for (std::size_t phase = 0; phase < 2; ++phase) {
-    const double t1 = median(one[phase]), tp = median(several[phase]);
-    std::printf("%-8s one GPU %.3f ms, %d ranks %.3f ms, %.1f %% of the ideal\n",
-                phase == 0 ? "forward" : "backward", t1, ranks, tp, 100 * t1 / (ranks * tp));
-  }
-  return 0;
+  return failed == 0 ? 0 : 1;
 }

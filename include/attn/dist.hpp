@@ -79,6 +79,9 @@ class Engine {
   // Whether messages may lie in memory of the device. Where they may not, those of a GPU go through
   // memory of the host.
   virtual bool carries(Device device) const noexcept { return device.type == DeviceType::cpu; }
+  // Whether ranks are threads of one process whose GPUs read each other's memory: then addresses
+  // and events are sent, and each rank fetches what it needs by copies of its own.
+  virtual bool shares_memory() const noexcept { return false; }
   // Tells the others that this rank failed: their exchange() throws with the cause from now on.
   virtual void fail(const std::string& cause) noexcept = 0;
 };
@@ -101,7 +104,8 @@ class Group {
 // more than 256.
 std::vector<Group> in_process(int ranks);
 
-// The same with GPUs of this machine, whose K and V are copied from one's memory to another's: rank
+// The same with GPUs of this machine, whose K, V and partial sums of dK and dV (of up to 16 ranks)
+// are copied from one's memory to another's while kernels work on heads that have come: rank
 // r is for devices[r], which Options::local of its plans names; one device may have several ranks.
 // Throws Error(unavailable) without a driver, Error(invalid_argument) for what is no GPU.
 std::vector<Group> local(const std::vector<Device>& devices);
@@ -207,10 +211,10 @@ std::string to_string(const Plan& plan);
 
 // As attn::forward with the tensors of this rank's rows; cu_seqlens and seqused are not given.
 // Buffers are those of the whole problem on every rank, as a bias of [seqlen_q, seqlen_k], and the
-// sink and rng_state as well. Tensors are on the device of Options::local. Of a GPU sums, and K and
-// V but by local(), travel through memory of the host; the call waits for the context's stream
-// before it returns, and takes memory of the device, the workspace among it. Takes memory for the
-// gathered K and V and for what is sent.
+// sink and rng_state as well. Tensors are on the device of Options::local. Of a GPU, K, V and sums
+// travel through memory of the host but by local(); the call waits for the context's stream before
+// it returns. Takes memory for the gathered K and V and for what is sent, of a GPU also for the
+// workspace; by local() the plan keeps it for the next call.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
 // As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of

@@ -1,7 +1,6 @@
 #include "dist/device.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <list>
 #include <string_view>
@@ -11,85 +10,10 @@
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/memory.hpp"
 #include "dist/device_copy.hpp"
+#include "dist/device_rows.hpp"
 
 namespace attn::dist {
 namespace {
-
-// A stream's copies between host and device; with unified addressing the driver sees by the address
-// which side is which.
-class Copies {
- public:
-  Copies(Device device, void* stream)
-      : guard_(device.index), stream_(static_cast<cuda::CUstream>(stream)) {}
-  void copy(void* to, const void* from, std::size_t bytes) const {
-    if (bytes == 0) return;
-    cuda::check(
-        cuda::api().cuMemcpyAsync(reinterpret_cast<cuda::CUdeviceptr>(to),
-                                  reinterpret_cast<cuda::CUdeviceptr>(from), bytes, stream_),
-        "a copy between ranks");
-  }
-  void wait() const {
-    cuda::check(cuda::api().cuStreamSynchronize(stream_), "waiting for a rank's stream");
-  }
-
- private:
-  cuda::ContextGuard guard_;
-  cuda::CUstream stream_;
-};
-
-// Calls visit(offset in a, offset in b, elements) for the longest runs that are contiguous in both
-// tensors, which have one shape.
-template <class Visit>
-void for_runs(const Tensor& a, const Tensor& b, const Visit& visit) {
-  if (a.size() == 0) return;
-  std::int64_t run = 1;
-  std::int32_t axes = a.rank;  // outside of a run
-  while (axes > 0) {
-    const auto d = static_cast<std::size_t>(axes - 1);
-    if (a.shape[d] != 1 && (a.strides[d] != run || b.strides[d] != run)) break;
-    run *= a.shape[d];
-    --axes;
-  }
-  for (std::int64_t i = 0; i < a.size() / run; ++i) {
-    std::int64_t left = i, in_a = 0, in_b = 0;
-    for (std::int32_t d = axes; d-- > 0;) {
-      const auto axis = static_cast<std::size_t>(d);
-      in_a += left % a.shape[axis] * a.strides[axis];
-      in_b += left % a.shape[axis] * b.strides[axis];
-      left /= a.shape[axis];
-    }
-    visit(in_a, in_b, run);
-  }
-}
-
-std::byte* at(const Tensor& t, std::int64_t offset) {
-  return static_cast<std::byte*>(t.data) + offset * static_cast<std::int64_t>(size_of(t.dtype));
-}
-
-// to <- from, of one shape and dtype, each on the host or a device.
-void copy_tensor(const Copies& copies, const Tensor& from, const Tensor& to) {
-  for_runs(from, to, [&](std::int64_t there, std::int64_t here, std::int64_t elements) {
-    copies.copy(at(to, here), at(from, there),
-                static_cast<std::size_t>(elements) * size_of(from.dtype));
-  });
-}
-
-// The rows [first, first + count) of a tensor of K or V.
-Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {
-  const auto axis = static_cast<std::size_t>(t.rank - 3);
-  t.data = at(t, first * t.strides[axis]);
-  t.shape[axis] = count;
-  return t;
-}
-
-// Copies the rows that both have.
-void copy_common(const Copies& copies, const RowTensor& from, const RowTensor& to) {
-  for (const Rows& rows : common(from.rows, to.rows)) {
-    const std::int64_t count = rows.end - rows.begin;
-    copy_tensor(copies, rows_of(from.tensor, rows_before(from.rows, rows.begin), count),
-                rows_of(to.tensor, rows_before(to.rows, rows.begin), count));
-  }
-}
 
 // Rows of K and V on the device, one behind the other as in RowMemory.
 struct DeviceRows {
@@ -158,16 +82,8 @@ Inputs inputs_on_device(const PlanData& plan, const Inputs& inputs, const Device
   for (Tensor* t : {&local.cu_seqlens_q, &local.cu_seqlens_k, &local.seqused_q, &local.seqused_k}) {
     if (t->given()) *t = scratch.like(*t, true);
   }
-  for (const expr::Expr* e : {&plan.work.part.problem.mask, &plan.work.part.problem.score}) {
-    if (e->empty()) continue;
-    for (const auto& buffer : expr::buffers(*e)) {
-      if (!buffer->name().starts_with(kOwnBuffers)) continue;
-      if (std::any_of(local.buffers.begin(), local.buffers.end(),
-                      [&](const auto& bound) { return bound.first == buffer->name(); })) {
-        continue;
-      }
-      local.buffers.emplace_back(buffer->name(), scratch.like(buffer->tensor(), true));
-    }
+  for (const auto& [name, host] : own_tables(plan.work.part.problem)) {
+    local.buffers.emplace_back(name, scratch.like(host, true));
   }
   return local;
 }

@@ -16,6 +16,9 @@ namespace attn::dist {
 attn::Plan plan_on_device(const Problem& part, Phase phase, const PlanOptions& options,
                           const attn::Context& context);
 
+// What such calls keep where ranks read each other's memory (peers.hpp).
+std::shared_ptr<PeerMemory> make_peer_memory(Device device);
+
 // The gathered K and V, on the device.
 struct DeviceKeys {
   Tensor k{}, v{};

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace attn::dist {
 namespace {
 
 constexpr std::size_t kMostRanks = 256;  // boxes of letters grow with its square
+// Some times what it takes to wake a thread.
+constexpr std::chrono::microseconds kSpins{300};
 
 // A message that waits for its receiver, in memory of the sender's call.
 struct Letter {
@@ -33,8 +36,10 @@ struct Letter {
 // What the ranks share.
 class Post {
  public:
-  explicit Post(int ranks)
+  // spins: ranks are GPUs, which idle while their threads are woken, and each has a CPU.
+  Post(int ranks, bool spins)
       : ranks_(ranks),
+        spins_(spins),
         boxes_(static_cast<std::size_t>(ranks * ranks)),
         left_(static_cast<std::size_t>(ranks)) {}
 
@@ -84,9 +89,16 @@ class Post {
   template <class Done>
   void wait(std::unique_lock<std::mutex>& lock, std::chrono::steady_clock::time_point deadline,
             std::chrono::milliseconds timeout, int rank, int peer, const Done& is_done) {
-    const auto has_left = [&] { return left_[static_cast<std::size_t>(peer)]; };
-    const bool in_time =
-        changed_.wait_until(lock, deadline, [&] { return is_done() || failure_ || has_left(); });
+    const auto ends = [&] {
+      return is_done() || failure_ || left_[static_cast<std::size_t>(peer)];
+    };
+    const auto spun = std::chrono::steady_clock::now() + kSpins;
+    while (spins_ && !ends() && std::chrono::steady_clock::now() < spun) {
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    }
+    const bool in_time = changed_.wait_until(lock, deadline, ends);
     if (is_done()) return;
     if (!failure_) {
       failure_ = in_time
@@ -151,6 +163,7 @@ class Post {
   }
 
   int ranks_;
+  bool spins_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Box> boxes_;              // [from][to]
@@ -172,6 +185,7 @@ class InProcess : public Engine {
   bool carries(Device device) const noexcept override {
     return device.type == DeviceType::cpu || device == device_;
   }
+  bool shares_memory() const noexcept override { return device_.type == DeviceType::cuda; }
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return post_->ranks(); }
   void exchange(std::span<const Send> sends, std::span<const Receive> receives,
@@ -187,7 +201,10 @@ class InProcess : public Engine {
 };
 
 std::vector<Group> ranks_of(const std::vector<Device>& devices) {
-  const auto post = std::make_shared<Post>(static_cast<int>(devices.size()));
+  const auto post =
+      std::make_shared<Post>(static_cast<int>(devices.size()),
+                             devices.size() <= std::thread::hardware_concurrency() &&
+                                 !devices.empty() && devices.front().type == DeviceType::cuda);
   std::vector<Group> groups;
   for (std::size_t r = 0; r < devices.size(); ++r) {
     groups.emplace_back(std::make_shared<InProcess>(post, static_cast<int>(r), devices[r]));

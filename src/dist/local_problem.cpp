@@ -108,6 +108,19 @@ LocalSide local_side(const RowList& rows, const Side& side) {
 
 }  // namespace
 
+expr::Bindings own_tables(const Problem& problem) {
+  expr::Bindings tables;
+  for (const Expr* e : {&problem.mask, &problem.score}) {
+    if (e->empty()) continue;
+    for (const auto& buffer : expr::buffers(*e)) {
+      const auto is_it = [&](const auto& bound) { return bound.first == buffer->name(); };
+      if (!buffer->name().starts_with(kOwnBuffers) || std::ranges::any_of(tables, is_it)) continue;
+      tables.emplace_back(buffer->name(), buffer->tensor());
+    }
+  }
+  return tables;
+}
+
 LocalProblem local_problem(const Problem& problem, const Side& side_q, const Side& side_k,
                            const RowList& rows, const RowList& gathered) {
   LocalSide q = local_side(rows, side_q);

@@ -15,6 +15,9 @@ namespace attn::dist {
 // a problem's own begins so.
 inline constexpr const char* kOwnBuffers = "dist_";
 
+// The tables that the problem's mask and score read by such names, each once.
+expr::Bindings own_tables(const Problem& problem);
+
 struct LocalProblem {
   Problem problem{};  // its expressions read `tables`
   std::shared_ptr<const core::Places> places{};

@@ -3,6 +3,7 @@
 #include "cuda/cuda.hpp"
 #include "dist/device.hpp"
 #include "dist/device_copy.hpp"
+#include "dist/peers.hpp"
 
 namespace attn::dist {
 
@@ -16,6 +17,12 @@ void let_devices_copy(const std::vector<Device>&) {
               "(ATTN_CUDA=OFF)");
 }
 // No plan or group of a device is ever made.
+std::shared_ptr<PeerMemory> make_peer_memory(Device) { return {}; }
+PeerCall::PeerCall(const PlanData& plan, const Traffic& traffic, const attn::Context& context)
+    : plan_(plan), traffic_(traffic), context_(context), memory_(*plan.work.memory) {}
+void PeerCall::forward(const Inputs&, const Outputs&) const {}
+void PeerCall::backward(const Inputs&, const Outputs&, const OutputGradients&,
+                        const Gradients&) const {}
 void copy_between_devices(void*, Device, const void*, std::size_t) {}
 DeviceKeys DeviceCall::gather(const Traffic&, const Tensor&, const Tensor&) const { return {}; }
 void DeviceCall::upload(const RowMemory&, const Tensor&, const Tensor&) const {}

@@ -32,8 +32,11 @@ constexpr std::int64_t kChunkMultiple = 128;
 constexpr std::int64_t kLeastChunk = 16;
 // A CPU core's f32 products, and what a 40 Gbit/s link carries.
 constexpr Rates kCpuRates{.flops = 5e10, .bytes = 5e9};
-// A GPU's 16-bit products, and what goes through memory of the host.
+// A GPU's 16-bit products, and what goes through memory of the host, or from GPU to GPU.
 constexpr Rates kGpuRates{.flops = 5e14, .bytes = 1e10};
+constexpr double kPeerBytes = 3e11;
+// Ranks whose sums a GPU adds; more of them copy from device to device, and add on the host.
+constexpr int kMostPeers = 16;
 
 void refuse_features(const Problem& p, const PlanOptions& local) {
   const core::ArgumentCheck check(&p);
@@ -170,8 +173,9 @@ void list_rows(PlanData& plan) {
   }
 }
 
+// peers: ranks are GPUs that read each other's memory.
 PlanData make_data(const Problem& problem, int ranks, const Options& options,
-                   const attn::Context& context) {
+                   const attn::Context& context, bool peers) {
   if (ranks < 1) {
     core::ArgumentCheck().refuse(fmt::format("ranks is {}; accepted are 1 and more", ranks));
   }
@@ -185,7 +189,9 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   plan.ranks = ranks;
   const Rates& known = options.local.device.type == DeviceType::cuda ? kGpuRates : kCpuRates;
   plan.rates = {.flops = options.rates.flops > 0 ? options.rates.flops : known.flops,
-                .bytes = options.rates.bytes > 0 ? options.rates.bytes : known.bytes};
+                .bytes = options.rates.bytes > 0 ? options.rates.bytes
+                         : peers                 ? kPeerBytes
+                                                 : known.bytes};
   plan.q = side_of_q(problem, options.lengths);
   plan.k = side_of_k(problem, options.lengths);
   const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks);
@@ -203,9 +209,10 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   deal_chunks(plan);
   list_rows(plan);
   if (options.local.device.type == DeviceType::cuda) {
-    plan.reasons.emplace_back(
-        "K, V and partial sums go through memory of the host; sums leave a GPU in the dtype of the "
-        "problem");
+    plan.reasons.push_back(fmt::format(
+        "K, V and partial sums go {}; sums leave a GPU in the dtype "
+        "of the problem",
+        peers ? "from GPU to GPU, beside the work on other heads" : "through memory of the host"));
   }
   return plan;
 }
@@ -229,9 +236,35 @@ attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase,
   return local;
 }
 
+bool are_peers(const Group& group, const Options& options) {
+  return group.engine().shares_memory() && group.size() <= kMostPeers &&
+         options.local.device.type == DeviceType::cuda &&
+         group.engine().carries(options.local.device);
+}
+
+// Groups of heads, each with its own plan where the rank has queries.
+std::vector<HeadGroup> planned_groups(const PlanData& plan, int rank, Phase phase,
+                                      const attn::Context& context) {
+  std::vector<HeadGroup> groups = head_groups(plan, phase);
+  if (plan.rows[static_cast<std::size_t>(rank)].empty()) return groups;
+  for (HeadGroup& group : groups) {
+    LocalProblem part = plan.work.part;
+    part.problem.heads_q = group.count * (plan.problem.heads_q / plan.problem.heads_k);
+    part.problem.heads_k = group.count;
+    group.plan = plan_of(plan, part, phase, context);
+  }
+  return groups;
+}
+
 void plan_work(PlanData& plan, int rank, const attn::Context& context) {
   const auto r = static_cast<std::size_t>(rank);
   plan.work.part = local_problem(plan.problem, plan.q, plan.k, plan.rows[r], plan.gathered[r]);
+  if (are_peers(*plan.group, plan.options)) {
+    plan.work.forward_groups = planned_groups(plan, rank, Phase::forward, context);
+    plan.work.backward_groups = planned_groups(plan, rank, Phase::backward, context);
+    plan.work.memory = make_peer_memory(plan.options.local.device);
+    return;
+  }
   if (plan.rows[r].empty()) return;
   plan.work.forward = plan_of(plan, plan.work.part, Phase::forward, context);
   plan.work.backward = plan_of(plan, plan.work.part, Phase::backward, context);
@@ -331,7 +364,7 @@ Plan make_plan(const Problem& problem, const Group& group, const Options& option
   auto data = std::make_shared<PlanData>();
   try {
     describe(problem, options, greeting);
-    *data = make_data(problem, group.size(), options, context.local);
+    *data = make_data(problem, group.size(), options, context.local, are_peers(group, options));
     data->group = group;
     data->identity = identity_of(problem, options);
     plan_work(*data, group.rank(), context.local);
@@ -343,7 +376,7 @@ Plan make_plan(const Problem& problem, const Group& group, const Options& option
 }
 
 Plan make_plan(const Problem& problem, int ranks, const Options& options) {
-  return Plan(std::make_shared<PlanData>(make_data(problem, ranks, options, {})));
+  return Plan(std::make_shared<PlanData>(make_data(problem, ranks, options, {}, false)));
 }
 
 Plan::Plan(std::shared_ptr<const PlanData> data) : data_(std::move(data)) {}

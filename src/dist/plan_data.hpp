@@ -1,22 +1,29 @@
 // What a plan of several ranks knows.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "attn/dist.hpp"
 #include "dist/areas.hpp"
+#include "dist/head_groups.hpp"
 #include "dist/local_problem.hpp"
 #include "dist/sides.hpp"
 
 namespace attn::dist {
+
+class PeerMemory;
 
 // This rank's own part of the work.
 struct LocalWork {
   LocalProblem part{};
   // None where the rank has no queries.
   std::optional<attn::Plan> forward{}, backward{};
+  // Instead of these, where ranks are GPUs that read each other's memory.
+  std::vector<HeadGroup> forward_groups{}, backward_groups{};
+  std::shared_ptr<PeerMemory> memory{};
 };
 
 struct PlanData {

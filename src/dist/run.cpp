@@ -9,6 +9,7 @@
 #include "cpu/cpu.hpp"
 #include "dist/call.hpp"
 #include "dist/device.hpp"
+#include "dist/peers.hpp"
 
 namespace attn::dist {
 namespace {
@@ -122,6 +123,46 @@ void store_sums(const PlanData& plan, const Traffic& traffic, const RowMemory& s
   DeviceCall(plan, context).upload(rounded, gradients.dk, gradients.dv);
 }
 
+// dq, dk and dv of a rank, and its terms of the other gradients, with traffic through the host.
+void backward_by_host(const PlanData& data, const Traffic& traffic, const Inputs& inputs,
+                      const Outputs& outputs, const OutputGradients& d_outputs,
+                      const Gradients& gradients, const attn::Context& context) {
+  const bool from_device = on_device(data);
+  const DeviceCall device(data, context);
+  DeviceKeys on_gpu;
+  RowMemory gathered;
+  if (from_device) {
+    on_gpu = device.gather(traffic, inputs.k, inputs.v);
+  } else {
+    gathered = traffic.gather(inputs.k, inputs.v);
+  }
+  const bool of_keys = gradients.dk.given() || gradients.dv.given();
+  const auto me = static_cast<std::size_t>(traffic.rank());
+  // A GPU gives them in the dtype of the problem.
+  RowMemory partial = traffic.memory(of_keys ? data.gathered[me] : RowList{},
+                                     from_device ? DType{data.problem.dtype} : traffic.sum_dtype());
+  if (data.work.backward) {
+    Gradients local = gradients;
+    local.dk = of_keys ? partial.k.tensor : Tensor{};
+    local.dv = of_keys ? partial.v.tensor : Tensor{};
+    if (from_device) {
+      device.backward(inputs, on_gpu, outputs, d_outputs, local);
+    } else {
+      cpu::backward(*data.work.backward,
+                    local_inputs(data, inputs, gathered.k.tensor, gathered.v.tensor), outputs,
+                    d_outputs, local, context);
+    }
+  }
+  if (!of_keys) return;
+  if (from_device) {
+    RowMemory floats = traffic.memory(partial.k.rows, traffic.sum_dtype());
+    convert_rows(partial.k, floats.k.tensor);
+    convert_rows(partial.v, floats.v.tensor);
+    partial = std::move(floats);
+  }
+  store_sums(data, traffic, traffic.send_home(partial), gradients, context);
+}
+
 Tensor i32(const std::vector<std::int32_t>& values) {
   return values.empty() ? Tensor{}
                         : tensor(values.data(), {static_cast<std::int64_t>(values.size())});
@@ -148,6 +189,7 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
         [&] { check_forward(data, bound, outputs, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
+    if (data.work.memory) return PeerCall(data, traffic, context.local).forward(bound, outputs);
     if (on_device(data)) {
       const DeviceCall device(data, context.local);
       const DeviceKeys gathered = device.gather(traffic, bound.k, bound.v);
@@ -176,52 +218,20 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
     const bool from_device = on_device(data);
-    const DeviceCall device(data, context.local);
-    DeviceKeys on_gpu;
-    RowMemory gathered;
-    if (from_device) {
-      on_gpu = device.gather(traffic, bound.k, bound.v);
-    } else {
-      gathered = traffic.gather(bound.k, bound.v);
-    }
-    const bool of_keys = gradients.dk.given() || gradients.dv.given();
-    const auto me = static_cast<std::size_t>(traffic.rank());
-    // A GPU gives them in the dtype of the problem.
-    RowMemory partial =
-        traffic.memory(of_keys ? data.gathered[me] : RowList{},
-                       from_device ? DType{data.problem.dtype} : traffic.sum_dtype());
     std::vector<SumGradient> sums;
-    if (gradients.dsink.given()) sums.emplace_back(gradients.dsink);
-    for (const auto& gradient : gradients.buffers) sums.emplace_back(gradient.second);
-    if (data.work.backward) {
-      Gradients local;
-      local.dq = gradients.dq;
-      if (of_keys) {
-        local.dk = partial.k.tensor;
-        local.dv = partial.v.tensor;
-      }
-      std::size_t next = 0;
-      if (gradients.dsink.given()) local.dsink = sums[next++].tensor_of_terms(from_device);
-      for (const auto& gradient : gradients.buffers) {
-        local.buffers.emplace_back(gradient.first, sums[next++].tensor_of_terms(from_device));
-      }
-      if (from_device) {
-        device.backward(bound, on_gpu, outputs, d_outputs, local);
-      } else {
-        cpu::backward(*data.work.backward,
-                      local_inputs(data, bound, gathered.k.tensor, gathered.v.tensor), outputs,
-                      d_outputs, local, context.local);
-      }
+    Gradients local{.dq = gradients.dq, .dk = gradients.dk, .dv = gradients.dv};
+    if (gradients.dsink.given()) {
+      local.dsink = sums.emplace_back(gradients.dsink).tensor_of_terms(from_device);
     }
-    if (of_keys) {
-      if (from_device) {
-        RowMemory floats = traffic.memory(partial.k.rows, traffic.sum_dtype());
-        convert_rows(partial.k, floats.k.tensor);
-        convert_rows(partial.v, floats.v.tensor);
-        partial = std::move(floats);
-      }
-      store_sums(data, traffic, traffic.send_home(partial), gradients, context.local);
+    for (const auto& [name, result] : gradients.buffers) {
+      local.buffers.emplace_back(name, sums.emplace_back(result).tensor_of_terms(from_device));
     }
+    if (data.work.memory) {
+      PeerCall(data, traffic, context.local).backward(bound, outputs, d_outputs, local);
+    } else {
+      backward_by_host(data, traffic, bound, outputs, d_outputs, local, context.local);
+    }
+    const DeviceCall device(data, context.local);
     for (SumGradient& sum : sums) {
       sum.take_floats();
       traffic.sum(sum.terms);

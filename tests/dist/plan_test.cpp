@@ -1,11 +1,14 @@
 // What plans of several ranks say and refuse.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "attn/dist.hpp"
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
+#include "dist/head_groups.hpp"
 #include "dist/local_problem.hpp"
 #include "dist/plan_data.hpp"
 
@@ -132,6 +135,35 @@ TEST(DistPlan, RefusesByName) {
   EXPECT_THROW(local({}), Error);
   EXPECT_THROW(local({Device{}}), Error);
   EXPECT_THROW(forward(make_plan(p, 2), {}, {}), Error);
+}
+
+// Every head is in one group, and the first group's copy, which nothing hides, is small.
+TEST(DistPlan, HeadsAreWorkedOnInGroups) {
+  Problem p = causal_problem(16384);
+  p.dtype = DType::bf16;
+  p.head_dim = p.head_dim_v = 128;
+  for (const auto& [heads_q, heads_k] : {std::pair{64, 8}, {32, 32}, {8, 1}, {64, 3}}) {
+    p.heads_q = heads_k * (heads_q / heads_k);
+    p.heads_k = heads_k;
+    const Plan plan = make_plan(p, 2, {.rates = {.flops = 5e14, .bytes = 3e11}});
+    for (const Phase phase : {Phase::forward, Phase::backward}) {
+      const std::vector<HeadGroup> groups = head_groups(plan.data(), phase);
+      ASSERT_LE(groups.size(), kMostHeadGroups);
+      std::int64_t heads = 0;
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        EXPECT_EQ(groups[g].first, heads);
+        EXPECT_GT(groups[g].count, 0);
+        EXPECT_FALSE(g > 0 && groups[g].packed && !groups[g - 1].packed);
+        heads += groups[g].count;
+      }
+      EXPECT_EQ(heads, heads_k);
+      if (heads_k == 1) continue;
+      EXPECT_TRUE(groups.front().packed);
+      EXPECT_LE(groups.front().count * 8, std::max(8, heads_k));
+    }
+  }
+  const Problem of_head = parse_problem("b1_n4096_hq32_hk4_d64_causal_alibi_bf16");
+  EXPECT_EQ(head_groups(make_plan(of_head, 2).data(), Phase::forward).size(), 1U);
 }
 
 }  // namespace

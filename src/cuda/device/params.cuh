@@ -79,6 +79,22 @@ struct PackedTailParams {
   int count;  // of tails in use
 };
 
+// Rows of up to kMostRowTerms tensors of one shape, which are added (kernels/row_sums.cuh).
+inline constexpr int kRowSumsThreads = 256, kMostRowTerms = 16;
+struct RowTerm {
+  const void* data;
+  Strides strides;
+};
+struct RowSumsParams {
+  RowTerm terms[kMostRowTerms];
+  void* sums;
+  Strides strides;
+  long long rows, all_rows;  // of a sequence, of all
+  int count;                 // of terms in use
+  int heads, columns;
+  int lanes;  // threads of a row: a power of two, kRowSumsThreads at most
+};
+
 // Where the blocks of threads of a launch get their tiles from (schedule/dealer.cuh).
 inline constexpr int kNoCounter = -1, kGridCounter = -2, kStreamCounters = 128;
 

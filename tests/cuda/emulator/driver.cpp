@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -112,6 +113,24 @@ CUresult cuStreamCreate(CUstream* stream, unsigned) {
   return CUDA_SUCCESS;
 }
 CUresult cuStreamDestroy_v2(CUstream) { return CUDA_SUCCESS; }
+// Work is done when it is asked for, so an event has only been recorded or not. On a GPU to wait
+// for one that has not waits for nothing: here it is refused.
+CUresult cuEventCreate(CUevent* event, unsigned) {
+  *event = reinterpret_cast<CUevent>(new std::atomic<bool>(false));
+  return CUDA_SUCCESS;
+}
+CUresult cuEventDestroy_v2(CUevent event) {
+  delete reinterpret_cast<std::atomic<bool>*>(event);
+  return CUDA_SUCCESS;
+}
+CUresult cuEventRecord(CUevent event, CUstream) {
+  *reinterpret_cast<std::atomic<bool>*>(event) = true;
+  return cuCtxSynchronize();
+}
+CUresult cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
+  return *reinterpret_cast<const std::atomic<bool>*>(event) ? cuCtxSynchronize()
+                                                            : CUDA_ERROR_INVALID_VALUE;
+}
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
