@@ -27,6 +27,8 @@ class OnDevice {
  public:
   explicit OnDevice(Device device) : device_(device) {}
 
+  bool is_gpu() const { return device_.type == DeviceType::cuda; }
+
   Tensor input(const Tensor& host) {
     if (!host.given() || device_.type == DeviceType::cpu) return host;
     return upload(host, device_, memory_);
@@ -58,6 +60,16 @@ Inputs rank_inputs(const CaseData& data, const Shard& q, const Shard& k, const S
   inputs.rng_state = on.input(data.inputs.rng_state);
   for (const auto& [name, tensor] : data.inputs.buffers) {
     inputs.buffers.emplace_back(name, on.input(tensor));
+  }
+  if (!on.is_gpu()) return inputs;
+  // Tensors that expressions own are the host's.
+  for (const expr::Expr* e : {&data.problem.mask, &data.problem.score}) {
+    if (e->empty()) continue;
+    for (const auto& buffer : expr::buffers(*e)) {
+      const auto is_it = [&](const auto& bound) { return bound.first == buffer->name(); };
+      if (!buffer->tensor().given() || std::ranges::any_of(inputs.buffers, is_it)) continue;
+      inputs.buffers.emplace_back(buffer->name(), on.input(buffer->tensor()));
+    }
   }
   return inputs;
 }
