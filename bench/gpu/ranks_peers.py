@@ -23,6 +23,11 @@ def sdpa(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
+def sdpa_expanded(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    return sdpa(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+
+
 def autograd_run(q, k, v, d_o, function):
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     o = function(*leaves)
@@ -158,7 +163,7 @@ def to_heads(x):
 def to_rows(x):
     ranks = dist.get_world_size()
     _, h, n, d = x.shape
-    parts = x.transpose(1, 2).contiguous()  # [1, n, h, d]: rows of each rank in turn
+    parts = x.transpose(1, 2).contiguous().view(n, h, d)  # rows of each rank in turn
     got = torch.empty_like(parts)
     dist.all_to_all_single(got, parts)
     return got.view(ranks, n // ranks, h, d).transpose(0, 1).reshape(1, n // ranks, h * ranks, d)
@@ -185,7 +190,7 @@ class Problem:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             self.expected = autograd_run(*self.whole, sdpa)
 
-    def context_parallel(self, method, body):
+    def context_parallel(self, method, body, function=sdpa):
         """body(run): within PyTorch's context, which shards the tensors it is given."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import context_parallel
@@ -195,7 +200,7 @@ class Problem:
         mesh = init_device_mesh("cuda", (self.ranks,))
         with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)):
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return body(lambda: autograd_run(*buffers, sdpa))
+                return body(lambda: autograd_run(*buffers, function))
 
     def peers(self):
         """name -> (call(body), rows that a rank holds, whether [1, n, h, d])."""
@@ -210,6 +215,8 @@ class Problem:
             "one": (with_cudnn(lambda: autograd_run(*self.whole, sdpa)), None, False),
             "cp allgather": (lambda body: self.context_parallel("allgather", body), self.rows, False),
             "cp alltoall": (lambda body: self.context_parallel("alltoall", body), self.rows, False),
+            "cp allgather expanded": (lambda body: self.context_parallel("allgather", body, sdpa_expanded), self.rows, False),
+            "cp alltoall expanded": (lambda body: self.context_parallel("alltoall", body, sdpa_expanded), self.rows, False),
             "ring": (lambda body: body(lambda: ring(*self.zigzag)), self.rows, False),
             "ulysses": (with_cudnn(lambda: autograd_run(*self.own, ulysses)), self.own_rows, True),
         }
@@ -245,6 +252,8 @@ def row(rank, ranks, sizes, rounds):
     problem, times, refused = Problem(rank, ranks, *sizes), {}, {}
     calls = problem.peers()
     for name, (call, rows, rows_first) in calls.items():
+        if name.endswith(" expanded") and name.removesuffix(" expanded") in times:
+            continue  # copies of K and V for each query head, where it cannot go without
         failure = ""
         try:
             apart = call(lambda run: problem.apart(run(), rows, rows_first))
