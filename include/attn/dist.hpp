@@ -154,9 +154,9 @@ struct Options {
   // the CPU cannot read counts as full.
   expr::Bindings buffers{};
   Rates rates{};
-  // Of each rank's own call: its device (without dropout on a GPU), algorithm, kernel,
-  // deterministic and threads. An automatic algorithm of a CPU is what one rank would take for the
-  // whole problem.
+  // Of each rank's own call: its device (dropout on a GPU takes dense layouts, chunks of multiples
+  // of 64 rows, seed and offset as numbers), algorithm, kernel, deterministic and threads. An
+  // automatic algorithm of a CPU is what one rank would take for the whole problem.
   PlanOptions local{};
 };
 

@@ -30,6 +30,8 @@ constexpr std::int64_t kMostChunks = 4096;
 // A chunk of a long sequence: whole tiles of rows and keys of every kernel.
 constexpr std::int64_t kChunkMultiple = 128;
 constexpr std::int64_t kLeastChunk = 16;
+// Keys whose bits dropout on a GPU draws at once, so that they stay together.
+constexpr std::int64_t kKeysOfCall = 64;
 // A CPU core's f32 products, and what a 40 Gbit/s link carries.
 constexpr Rates kCpuRates{.flops = 5e10, .bytes = 5e9};
 // A GPU's 16-bit products, and what goes through memory of the host, or from GPU to GPU.
@@ -38,7 +40,7 @@ constexpr double kPeerBytes = 3e11;
 // Ranks whose sums a GPU adds; more of them copy from device to device, and add on the host.
 constexpr int kMostPeers = 16;
 
-void refuse_features(const Problem& p, const PlanOptions& local) {
+void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t chunk) {
   const core::ArgumentCheck check(&p);
   const auto refuse = [&](const std::string& what, const char* accepted) {
     throw Error(ErrorCode::unsupported, fmt::format("{}; accepted by attn::dist is {} (problem {})",
@@ -58,9 +60,16 @@ void refuse_features(const Problem& p, const PlanOptions& local) {
            on_gpu ? "automatic or cuda" : "automatic or cpu");
   }
   if (on_gpu && p.dropout.probability > 0) {
-    refuse(fmt::format("dropout.probability is {} on {}", p.dropout.probability,
-                       to_string(local.device)),
-           "0 on GPUs");
+    const std::string what = fmt::format("dropout.probability is {} on {}", p.dropout.probability,
+                                         to_string(local.device));
+    if (p.dropout.rng_state) refuse(what + " with rng_state", "seed and offset on GPUs");
+    if (p.layout_q == Layout::packed || p.layout_k == Layout::packed) {
+      refuse(what + " where a layout is packed", "dense on GPUs");
+    }
+    if (chunk % kKeysOfCall != 0) {
+      refuse(fmt::format("{} with a chunk of {} rows", what, chunk),
+             "0 and multiples of 64 on GPUs");
+    }
   }
   for (const expr::Expr* e : {&p.mask, &p.score}) {
     if (e->empty()) continue;
@@ -72,7 +81,7 @@ void refuse_features(const Problem& p, const PlanOptions& local) {
   }
 }
 
-std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks) {
+std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks, std::int64_t least) {
   if (asked < 0) {
     core::ArgumentCheck().refuse(
         fmt::format("chunk is {}; accepted are 0, for a choice, and more", asked));
@@ -87,7 +96,7 @@ std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks) {
   const std::int64_t wanted = core::ceil_div(rows, of_rank * ranks);
   std::int64_t chunk =
       std::max<std::int64_t>(1, core::ceil_div(wanted, kChunkMultiple)) * kChunkMultiple;
-  while (chunk > kLeastChunk && chunk * 2 * ranks > rows) chunk /= 2;
+  while (chunk > least && chunk * 2 * ranks > rows) chunk /= 2;
   return chunk;
 }
 
@@ -182,7 +191,7 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   core::validate_problem(problem);
   core::validate_declarations(problem);
   core::validate_options(problem, Phase::forward, options.local, context);
-  refuse_features(problem, options.local);
+  refuse_features(problem, options.local, options.chunk);
   PlanData plan;
   plan.problem = problem;
   plan.options = options;
@@ -194,11 +203,15 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
                                                  : known.bytes};
   plan.q = side_of_q(problem, options.lengths);
   plan.k = side_of_k(problem, options.lengths);
-  const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks);
+  const bool whole_calls =
+      options.local.device.type == DeviceType::cuda && problem.dropout.probability > 0;
+  const std::int64_t least = whole_calls ? kKeysOfCall : kLeastChunk;
+  const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks, least);
   plan.cuts_q = equal_cuts(plan.q.rows, chunk);
-  plan.cuts_k = plan.q == plan.k
-                    ? plan.cuts_q
-                    : equal_cuts(plan.k.rows, choose_chunk(options.chunk, plan.k.rows, ranks));
+  plan.cuts_k =
+      plan.q == plan.k
+          ? plan.cuts_q
+          : equal_cuts(plan.k.rows, choose_chunk(options.chunk, plan.k.rows, ranks, least));
   const std::string unreadable = unreadable_buffer(problem.mask, options.buffers);
   if (!unreadable.empty()) {
     plan.reasons.push_back(fmt::format(
@@ -223,7 +236,9 @@ attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase,
   PlanOptions options = plan.options.local;
   if (options.device.type == DeviceType::cuda) {
     attn::Plan local = plan_on_device(part.problem, phase, options, context);
-    static_cast<core::MadeFor*>(local.state.get())->record = core::PlanRecord(local);
+    auto* const made = static_cast<core::MadeFor*>(local.state.get());
+    made->record = core::PlanRecord(local);
+    if (plan.problem.dropout.probability > 0) made->places = part.places;
     return local;
   }
   if (options.algorithm == Algorithm::automatic) {

@@ -6,7 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/made_for.hpp"
 #include "core/validate/plan_field.hpp"
+#include "cuda/codegen/places_text.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/copied_keys.hpp"
 #include "cuda/forward/parameters.hpp"
@@ -215,6 +217,10 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
     ForwardPass& pass = run.decoding.emplace();
     pass.workspace_offset = decoding_offset(workspace_bytes(p, arch, splits, named)).value();
     fill_pass(pass, part->problem, few, part->splits, signature, device, requests);
+  }
+  if (const core::Places* places = core::made_for(plan)->places.get(); places != nullptr) {
+    const std::string text = places_text(*places);
+    for (KernelRequest& request : requests) request.source.text.insert(0, text);
   }
   get_kernels(plan.device.index, requests, context);
   return run;

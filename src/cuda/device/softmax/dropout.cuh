@@ -10,6 +10,13 @@
 #include "params.cuh"
 #include "ptx/halves.cuh"
 
+// Of a part of a larger problem, the text before a kernel says where its queries, and its groups of
+// 64 keys, stand in that.
+#ifndef ATTN_PLACE_OF_QUERY
+#define ATTN_PLACE_OF_QUERY(x) (x)
+#define ATTN_PLACE_OF_KEYS(x) (x)
+#endif
+
 namespace attn::device {
 
 // What one call of Philox gives: the keys 64 a + 8 t + 2 c + {0, 1} of a row, t = 0..7.
@@ -91,7 +98,8 @@ struct DropoutColumns {
 
   template <bool kRngState>
   ATTN_DEVICE DropoutColumns(const Dropout<kRngState>& d, int group, int pair) {
-    const unsigned long long first = philox_product0(static_cast<unsigned>(4 * group + pair));
+    const unsigned long long first =
+        philox_product0(static_cast<unsigned>(4 * ATTN_PLACE_OF_KEYS(group) + pair));
     const unsigned long long second = philox_product1(high_word(first) ^ d.counter3 ^ d.key(0, 1));
     high = high_word(second) ^ d.key(1, 0);
     low = low_word(second);
@@ -117,7 +125,9 @@ struct DropoutRow {
   ATTN_DEVICE DropoutRow(const Dropout<kRngState>& d, unsigned batch_head, unsigned query)
       : dropout(d) {
     const unsigned long long first = philox_product1(batch_head);
-    const unsigned long long second = philox_product0(high_word(first) ^ query ^ d.key(0, 0));
+    const unsigned long long second = philox_product0(
+        high_word(first) ^ static_cast<unsigned>(ATTN_PLACE_OF_QUERY(static_cast<int>(query))) ^
+        d.key(0, 0));
     high = high_word(second);
     low = low_word(second);
     other = low_word(first);
