@@ -97,14 +97,38 @@ PlanOptions options_of_rank(const PlanOptions& local, int rank) {
   return own;
 }
 
-// Of GPUs an even number of ranks copies from device to device, and an odd one through the host.
+// An engine of GPUs that carries their messages and shares no memory, as NCCL's does.
+class CarriesAlone : public dist::Engine {
+ public:
+  explicit CarriesAlone(dist::Group group) : group_(std::move(group)) {}
+  std::string_view name() const noexcept override { return "carries"; }
+  int rank() const noexcept override { return group_.rank(); }
+  int size() const noexcept override { return group_.size(); }
+  void exchange(std::span<const dist::Send> sends, std::span<const dist::Receive> receives,
+                std::chrono::milliseconds timeout) override {
+    group_.engine().exchange(sends, receives, timeout);
+  }
+  bool carries(Device device) const noexcept override { return group_.engine().carries(device); }
+  void fail(const std::string& cause) noexcept override { group_.engine().fail(cause); }
+
+ private:
+  dist::Group group_;
+};
+
+// Of GPUs an odd number of ranks copies through the host; of even ones every other one reads each
+// other's memory, and the rest send messages from GPU to GPU.
 std::vector<dist::Group> groups_of(const RankOptions& ranks, const PlanOptions& local) {
   if (local.device.type == DeviceType::cpu || ranks.ranks % 2 != 0) {
     return dist::in_process(ranks.ranks);
   }
   std::vector<Device> devices;
   for (int r = 0; r < ranks.ranks; ++r) devices.push_back(options_of_rank(local, r).device);
-  return dist::local(devices);
+  std::vector<dist::Group> groups = dist::local(devices);
+  if (ranks.ranks % 4 != 0) return groups;
+  for (dist::Group& group : groups) {
+    group = dist::Group(std::make_shared<CarriesAlone>(std::move(group)));
+  }
+  return groups;
 }
 
 std::int64_t rows_of(const std::vector<dist::Rows>& list) {

@@ -154,6 +154,55 @@ DeviceKeys DeviceCall::gather(const Traffic& traffic, const Tensor& k, const Ten
   return {all->k.tensor, all->v.tensor, all};
 }
 
+DeviceKeys DeviceCall::partial_sums(const Traffic& traffic) const {
+  const auto me = static_cast<std::size_t>(traffic.rank());
+  const auto rows = std::make_shared<DeviceRows>(traffic, plan_.gathered[me],
+                                                 DType{plan_.problem.dtype}, device_);
+  return {rows->k.tensor, rows->v.tensor, rows};
+}
+
+void DeviceCall::send_home(const Traffic& traffic, const DeviceKeys& partial, const Tensor& dk,
+                           const Tensor& dv) const {
+  const Copies copies(device_, context_.stream);
+  const auto me = static_cast<std::size_t>(traffic.rank());
+  const RowTensor own_k{partial.k, plan_.gathered[me]}, own_v{partial.v, plan_.gathered[me]};
+  const auto rows_on_device = [&](const RowList& rows) {
+    return std::make_shared<DeviceRows>(traffic, rows, plan_.problem.dtype, device_);
+  };
+  std::vector<std::shared_ptr<DeviceRows>> arrived;
+  std::vector<RowTensor> terms_k(static_cast<std::size_t>(plan_.ranks)), terms_v = terms_k;
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int r = 0; r < plan_.ranks; ++r) {
+    const auto from = static_cast<std::size_t>(r);
+    if (from == me) {
+      terms_k[from] = own_k;
+      terms_v[from] = own_v;
+      continue;
+    }
+    const RowList to_send = moved_rows(plan_, r, traffic.rank());  // what came from there
+    const RowList to_get = moved_rows(plan_, traffic.rank(), r);
+    if (!to_send.empty()) {
+      const auto message = rows_on_device(to_send);
+      copy_common(copies, own_k, message->k);
+      copy_common(copies, own_v, message->v);
+      sends.push_back({r, message->data(), message->bytes, message, device_});
+    }
+    if (!to_get.empty()) {
+      const auto message = rows_on_device(to_get);
+      receives.push_back({r, message->data(), message->bytes, message, device_});
+      terms_k[from] = message->k;
+      terms_v[from] = message->v;
+      arrived.push_back(message);
+    }
+  }
+  copies.wait();
+  traffic.exchange(sends, receives);
+  if (dk.given()) add_terms(terms_k, {dk, plan_.keys[me]}, context_);
+  if (dv.given()) add_terms(terms_v, {dv, plan_.keys[me]}, context_);
+  copies.wait();
+}
+
 void DeviceCall::upload(const RowMemory& host, const Tensor& k, const Tensor& v) const {
   const Copies copies(device_, context_.stream);
   if (k.given()) copy_tensor(copies, host.k.tensor, k);
@@ -202,7 +251,7 @@ void DeviceCall::backward(const Inputs& inputs, const DeviceKeys& gathered, cons
   };
   std::vector<Pair> results;
   const auto result = [&](const Tensor& host) {
-    if (!host.given()) return Tensor{};
+    if (!host.given() || host.device == device_) return host;
     results.push_back({host, scratch.like(host, false)});
     return results.back().device;
   };

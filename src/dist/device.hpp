@@ -34,6 +34,11 @@ class DeviceCall {
 
   // Sends the rank's K and V to those who see them, and gets what it sees.
   DeviceKeys gather(const Traffic& traffic, const Tensor& k, const Tensor& v) const;
+  // Memory for dK and dV of the gathered rows.
+  DeviceKeys partial_sums(const Traffic& traffic) const;
+  // dk and dv, where given, <- the sums over all ranks, which the engine carries from GPU to GPU.
+  void send_home(const Traffic& traffic, const DeviceKeys& partial, const Tensor& dk,
+                 const Tensor& dv) const;
   // k and v, which have the same rows, <- host; a tensor that is not given is left out.
   void upload(const RowMemory& host, const Tensor& k, const Tensor& v) const;
   // A float tensor of any strides <- values, in row-major order.
@@ -41,7 +46,7 @@ class DeviceCall {
 
   void forward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs) const;
   // gradients: dq is the caller's tensor; dk, dv, dsink and those of buffers, which are float, are
-  // row-major tensors of the host.
+  // row-major tensors of the host; dk and dv may be on the device.
   void backward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs,
                 const OutputGradients& d_outputs, const Gradients& gradients) const;
 

@@ -1,6 +1,9 @@
 #include "dist/device_rows.hpp"
 
+#include <algorithm>
+
 #include "cuda/driver/api.hpp"
+#include "cuda/row_sums.hpp"
 
 namespace attn::dist {
 namespace {
@@ -63,6 +66,28 @@ Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count) {
 
 Tensor rows_of(const RowTensor& t, const Rows& rows) {
   return rows_of(t.tensor, rows_before(t.rows, rows.begin), rows.end - rows.begin);
+}
+
+void add_terms(const std::vector<RowTensor>& terms, const RowTensor& sums,
+               const attn::Context& context) {
+  std::vector<std::int64_t> cuts;  // between which the same terms have rows
+  for (const Rows& rows : sums.rows) cuts.insert(cuts.end(), {rows.begin, rows.end});
+  for (const RowTensor& term : terms) {
+    for (const Rows& rows : common(term.rows, sums.rows)) {
+      cuts.insert(cuts.end(), {rows.begin, rows.end});
+    }
+  }
+  std::ranges::sort(cuts);
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const Rows rows{cuts[i], cuts[i + 1]};
+    if (common(sums.rows, {rows}).empty()) continue;
+    std::vector<Tensor> summands;
+    for (const RowTensor& term : terms) {
+      if (!common(term.rows, {rows}).empty()) summands.push_back(rows_of(term, rows));
+    }
+    cuda::row_sums(summands, rows_of(sums, rows), context);
+  }
 }
 
 void copy_common(const Copies& copies, const RowTensor& from, const RowTensor& to) {

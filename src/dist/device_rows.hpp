@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
+#include "attn/context.hpp"
 #include "attn/tensor.hpp"
 #include "cuda/driver/device.hpp"
 #include "dist/row_tensor.hpp"
@@ -34,6 +36,12 @@ void copy_tensor(const Copies& copies, const Tensor& from, const Tensor& to);
 Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count);
 // The rows of the line [rows.begin, rows.end), which the tensor has side by side.
 Tensor rows_of(const RowTensor& t, const Rows& rows);
+
+// sums, which has the rows `own`, <- the terms of all ranks, in their order, each in its rows:
+// added in f32 and rounded once. Of one device and dtype; up to cuda::kMostRowTerms. Put into the
+// context's stream.
+void add_terms(const std::vector<RowTensor>& terms, const RowTensor& sums,
+               const attn::Context& context);
 
 // Copies the rows that both have.
 void copy_common(const Copies& copies, const RowTensor& from, const RowTensor& to);

@@ -25,6 +25,8 @@ void PeerCall::backward(const Inputs&, const Outputs&, const OutputGradients&,
                         const Gradients&) const {}
 void copy_between_devices(void*, Device, const void*, std::size_t) {}
 DeviceKeys DeviceCall::gather(const Traffic&, const Tensor&, const Tensor&) const { return {}; }
+DeviceKeys DeviceCall::partial_sums(const Traffic&) const { return {}; }
+void DeviceCall::send_home(const Traffic&, const DeviceKeys&, const Tensor&, const Tensor&) const {}
 void DeviceCall::upload(const RowMemory&, const Tensor&, const Tensor&) const {}
 void DeviceCall::upload(const std::vector<double>&, const Tensor&) const {}
 void DeviceCall::forward(const Inputs&, const DeviceKeys&, const Outputs&) const {}

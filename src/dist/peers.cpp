@@ -216,14 +216,7 @@ class Call {
     if (!result.given()) return;
     const RowList& own = plan_.keys[me_];
     std::vector<RowList> had(letters_.size());  // rows of mine that each rank gathered
-    std::vector<std::int64_t> cuts;
-    for (std::size_t r = 0; r < letters_.size(); ++r) {
-      had[r] = common(own, plan_.gathered[r]);
-      for (const Rows& rows : had[r]) cuts.insert(cuts.end(), {rows.begin, rows.end});
-    }
-    for (const Rows& rows : own) cuts.insert(cuts.end(), {rows.begin, rows.end});
-    std::ranges::sort(cuts);
-    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+    for (std::size_t r = 0; r < letters_.size(); ++r) had[r] = common(own, plan_.gathered[r]);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const HeadGroup& group = groups_[g];
       std::vector<RowTensor> terms(letters_.size());
@@ -240,16 +233,7 @@ class Call {
       }
       last_copy_ = memory_.record(memory_.copies.handle());
       wait(context_.stream, last_copy_);
-      const RowTensor to{heads_of(result, group.first, group.count), own};
-      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-        const Rows rows{cuts[i], cuts[i + 1]};
-        if (common(own, {rows}).empty()) continue;
-        std::vector<Tensor> summands;
-        for (std::size_t r = 0; r < terms.size(); ++r) {
-          if (!common(had[r], {rows}).empty()) summands.push_back(rows_of(terms[r], rows));
-        }
-        cuda::row_sums(summands, rows_of(to, rows), context_);
-      }
+      add_terms(terms, {heads_of(result, group.first, group.count), own}, context_);
     }
   }
 

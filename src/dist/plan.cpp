@@ -37,8 +37,6 @@ constexpr Rates kCpuRates{.flops = 5e10, .bytes = 5e9};
 // A GPU's 16-bit products, and what goes through memory of the host, or from GPU to GPU.
 constexpr Rates kGpuRates{.flops = 5e14, .bytes = 1e10};
 constexpr double kPeerBytes = 3e11;
-// Ranks whose sums a GPU adds; more of them copy from device to device, and add on the host.
-constexpr int kMostPeers = 16;
 
 void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t chunk) {
   const core::ArgumentCheck check(&p);

@@ -26,6 +26,9 @@ struct LocalWork {
   std::shared_ptr<PeerMemory> memory{};
 };
 
+// Ranks whose sums a GPU adds; of more they go through memory of the host.
+inline constexpr int kMostPeers = 16;
+
 struct PlanData {
   Problem problem{};
   Options options{};

@@ -123,10 +123,10 @@ void store_sums(const PlanData& plan, const Traffic& traffic, const RowMemory& s
   DeviceCall(plan, context).upload(rounded, gradients.dk, gradients.dv);
 }
 
-// dq, dk and dv of a rank, and its terms of the other gradients, with traffic through the host.
-void backward_by_host(const PlanData& data, const Traffic& traffic, const Inputs& inputs,
-                      const Outputs& outputs, const OutputGradients& d_outputs,
-                      const Gradients& gradients, const attn::Context& context) {
+// dq, dk and dv of a rank, and its terms of the other gradients, with traffic by messages.
+void backward_by_messages(const PlanData& data, const Traffic& traffic, const Inputs& inputs,
+                          const Outputs& outputs, const OutputGradients& d_outputs,
+                          const Gradients& gradients, const attn::Context& context) {
   const bool from_device = on_device(data);
   const DeviceCall device(data, context);
   DeviceKeys on_gpu;
@@ -138,6 +138,17 @@ void backward_by_host(const PlanData& data, const Traffic& traffic, const Inputs
   }
   const bool of_keys = gradients.dk.given() || gradients.dv.given();
   const auto me = static_cast<std::size_t>(traffic.rank());
+  if (from_device && of_keys && data.ranks <= kMostPeers &&
+      data.group->engine().carries(data.options.local.device)) {
+    const DeviceKeys sums = device.partial_sums(traffic);
+    if (data.work.backward) {
+      Gradients local = gradients;
+      local.dk = sums.k;
+      local.dv = sums.v;
+      device.backward(inputs, on_gpu, outputs, d_outputs, local);
+    }
+    return device.send_home(traffic, sums, gradients.dk, gradients.dv);
+  }
   // A GPU gives them in the dtype of the problem.
   RowMemory partial = traffic.memory(of_keys ? data.gathered[me] : RowList{},
                                      from_device ? DType{data.problem.dtype} : traffic.sum_dtype());
@@ -229,7 +240,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
     if (data.work.memory) {
       PeerCall(data, traffic, context.local).backward(bound, outputs, d_outputs, local);
     } else {
-      backward_by_host(data, traffic, bound, outputs, d_outputs, local, context.local);
+      backward_by_messages(data, traffic, bound, outputs, d_outputs, local, context.local);
     }
     const DeviceCall device(data, context.local);
     for (SumGradient& sum : sums) {
