@@ -44,43 +44,53 @@ problems=(
   "b1_n${n}_hq64_hk8_d128_causal_softcap30_alibi_bf16"
 )
 
-# 1. Each kernel compiles once, all problems beside each other, while random problems are checked.
+# 1. Each kernel compiles once, all problems beside each other; meanwhile random problems, compute-sanitizer and NCCL.
 for i in "${!problems[@]}"; do
-  timeout 240 "$out/ranks" --warm "$ranks" "${problems[i]}" >"$out/warm.$i.txt" 2>&1 &
+  timeout "$limit" "$out/ranks" --warm "$ranks" "${problems[i]}" >"$out/warm.$i.txt" 2>&1 &
 done
 parts=$(nproc)
 ((parts <= 30)) || parts=30
 each=$(((count + parts - 1) / parts))
 for ((i = 0; i < parts; ++i)); do
-  timeout "$limit" "$build/attn" check --device cuda --ranks "$ranks" --random "$each" \
+  timeout "$limit" "$build/attn" check --device cuda --ranks $((2 * ranks)) --random "$each" \
     --seed $((7000 + i * each)) >"$out/check.$i.txt" 2>&1 &
 done
+PATH=$PATH:/usr/local/cuda/bin
+if command -v compute-sanitizer >/dev/null; then
+  { # one problem has several groups of heads
+    timeout "$limit" compute-sanitizer --error-exitcode 9 "$build/attn" check --device cuda --ranks "$ranks" --chunk 64 \
+      b1_n512_hq64_hk8_d128_causal_bf16 b2_n300_hq8_hk4_d64_window50x0_sink_bf16/dlse >"$out/sanitizer.txt" 2>&1
+    echo "exit $?" >>"$out/sanitizer.txt"
+  } &
+else
+  echo 'not installed' >"$out/sanitizer.txt"
+fi
+for folder in /usr/local/cuda/include /usr/include; do [[ -f $folder/nccl.h ]] && break; done
+{
+  c++ -O1 -std=c++20 -Iinclude -Isrc -I. -isystem "$folder" -isystem /usr/local/cuda/include tests/dist/nccl_ranks.cpp \
+    "$build"/verify/libattn_verify.a "$build/libattn.a" -L/usr/local/cuda/lib64 -lnccl -lcudart -lfmt -ldl -lpthread \
+    -o "$out/nccl_ranks" && timeout "$limit" "$out/nccl_ranks" "$ranks"
+  echo "exit $?"
+} >"$out/nccl.txt" 2>&1 &
 wait
 ok=$(cat "$out"/check.*.txt | grep -c '^ok')
-bad=$(cat "$out"/check.*.txt | grep -cE '^(FAILED|failed)')
-say "random problems on up to $ranks GPUs: $ok right, $bad wrong; $((SECONDS - start)) s with warming"
-((bad == 0)) || { failed=1 && grep -hE '^(FAILED|failed)' "$out"/check.*.txt | cut -c 1-300 | head -n 5; }
+bad=$(cat "$out"/check.*.txt | grep -c '^FAILED')
+say "random problems on 1 to $((2 * ranks)) ranks: $ok right, $bad wrong; $((SECONDS - start)) s with compiling"
+((ok > 0 && bad == 0)) || { failed=1 && grep -h '^FAILED' "$out"/check.*.txt | cut -c 1-300 | head -n 5; }
+say "compute-sanitizer: $(grep -h 'cases,' "$out/sanitizer.txt" | cut -c 1-60) $(grep 'ERROR SUMMARY' "$out/sanitizer.txt" | sed 's/=//g')" \
+  "$(tail -n 1 "$out/sanitizer.txt")"
+[[ $(tail -n 1 "$out/sanitizer.txt") == 'exit 0' ]] || failed=1
+say "$(tail -n 2 "$out/nccl.txt" | tr '\n' ' ')"
+[[ $(tail -n 1 "$out/nccl.txt") == 'exit 0' ]] || failed=1
 
-# 2. Memory: problems of several groups of heads, twice the ranks, so that both ways of copying run.
-if command -v compute-sanitizer >/dev/null || [[ -x /usr/local/cuda/bin/compute-sanitizer ]]; then
-  PATH=$PATH:/usr/local/cuda/bin timeout 90 compute-sanitizer --error-exitcode 9 "$build/attn" check --device cuda \
-    --ranks "$ranks" --chunk 64 b1_n512_hq64_hk8_d128_causal_bf16 b2_n300_hq8_hk4_d64_window50x0_sink_bf16/dlse \
-    >"$out/sanitizer.txt" 2>&1
-  code=$?
-  say "compute-sanitizer: exit $code, $(grep 'ERROR SUMMARY' "$out/sanitizer.txt" | tail -n 1 | sed 's/=//g')"
-  ((code == 0)) || failed=1
-else
-  say "compute-sanitizer: not installed"
-fi
-
-# 3. Times: ours, then the others'.
+# 2. Times: ours, then the others'.
 timeout 150 "$out/ranks" "$ranks" "${problems[@]}" >"$out/times.txt" 2>"$out/plans.txt" || failed=1
 while IFS= read -r line; do say "$line"; done <"$out/times.txt"
 timeout 120 python3 bench/gpu/ranks_peers.py "$ranks" ${n}x64x8x128 ${n}x32x32x128 ${n}x8x1x128 ${n}x64x8x64 ${n}x64x8x256 \
   >"$out/peers.txt" 2>&1
 grep -h '^peers' "$out/peers.txt" >/dev/null || tail -n 5 "$out/peers.txt"
 while IFS= read -r line; do say "$line"; done < <(grep -h '^peers' "$out/peers.txt")
-rm -rf "$out/cache" "$out/ranks"
+rm -rf "$out/cache" "$out/ranks" "$out/nccl_ranks"
 printf '\n==== ranks on %s GPUs, ms (one GPU: forward backward; ranks: forward backward; %% of ideal), %d s\n' "$ranks" \
   $((SECONDS - start))
 printf '%s\n' "${table[@]}" | tee "$out/summary.txt"
