@@ -229,9 +229,8 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
 }
 
 // The rank's own plan, by the algorithm that one rank would take for the whole.
-attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase,
+attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase, PlanOptions options,
                    const attn::Context& context) {
-  PlanOptions options = plan.options.local;
   if (options.device.type == DeviceType::cuda) {
     attn::Plan local = plan_on_device(part.problem, phase, options, context);
     auto* const made = static_cast<core::MadeFor*>(local.state.get());
@@ -260,11 +259,18 @@ std::vector<HeadGroup> planned_groups(const PlanData& plan, int rank, Phase phas
                                       const attn::Context& context) {
   std::vector<HeadGroup> groups = head_groups(plan, phase);
   if (plan.rows[static_cast<std::size_t>(rank)].empty()) return groups;
+  const attn::Plan whole = plan_of(plan, plan.work.part, phase, plan.options.local, context);
   for (HeadGroup& group : groups) {
     LocalProblem part = plan.work.part;
     part.problem.heads_q = group.count * (plan.problem.heads_q / plan.problem.heads_k);
     part.problem.heads_k = group.count;
-    group.plan = plan_of(plan, part, phase, context);
+    group.plan =
+        groups.size() == 1 ? whole : plan_of(plan, part, phase, plan.options.local, context);
+    if (group.plan->num_splits == whole.num_splits || whole.num_splits > 1) continue;
+    // Other groups fill the GPU: keys are not split, and bits are those of one call.
+    PlanOptions unsplit = plan.options.local;
+    unsplit.algorithm = Algorithm::flash_attention_2;
+    group.plan = plan_of(plan, part, phase, unsplit, context);
   }
   return groups;
 }
@@ -279,8 +285,8 @@ void plan_work(PlanData& plan, int rank, const attn::Context& context) {
     return;
   }
   if (plan.rows[r].empty()) return;
-  plan.work.forward = plan_of(plan, plan.work.part, Phase::forward, context);
-  plan.work.backward = plan_of(plan, plan.work.part, Phase::backward, context);
+  plan.work.forward = plan_of(plan, plan.work.part, Phase::forward, plan.options.local, context);
+  plan.work.backward = plan_of(plan, plan.work.part, Phase::backward, plan.options.local, context);
 }
 
 std::string numbers(const std::vector<std::int32_t>& values) {
