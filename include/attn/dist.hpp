@@ -212,9 +212,9 @@ std::string to_string(const Plan& plan);
 // As attn::forward with the tensors of this rank's rows; cu_seqlens and seqused are not given.
 // Buffers are those of the whole problem on every rank, as a bias of [seqlen_q, seqlen_k], and the
 // sink and rng_state as well. Tensors are on the device of Options::local. Of a GPU, K, V and sums
-// travel through memory of the host but by local(); the call waits for the context's stream before
-// it returns. Takes memory for the gathered K and V and for what is sent, of a GPU also for the
-// workspace; by local() the plan keeps it for the next call.
+// travel through memory of the host where the engine does not carry its memory; the call waits for
+// the context's stream before it returns. Takes memory for the gathered K and V and for what is
+// sent, of a GPU also for the workspace; by local() the plan keeps it for the next call.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
 // As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of

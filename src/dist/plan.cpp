@@ -439,7 +439,9 @@ double Plan::bytes(int from, int to, Phase phase) const {
     return rows * static_cast<double>(count(moved_rows(*data_, owner, reader)));
   };
   double bytes = moved(from, to) * bytes_of_row(p, size_of(p.dtype));
-  if (phase == Phase::backward) bytes += moved(to, from) * bytes_of_row(p, sum_bytes(p));
+  const bool on_gpu = data_->options.local.device.type == DeviceType::cuda;
+  const std::size_t of_sum = on_gpu ? size_of(p.dtype) : sum_bytes(p);
+  if (phase == Phase::backward) bytes += moved(to, from) * bytes_of_row(p, of_sum);
   return bytes;
 }
 
