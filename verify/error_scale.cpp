@@ -198,8 +198,9 @@ class Backward {
   };
 
   // dS_ij = P_ij (dP_ij - D_i) f'_ij is off by P_ij f'_ij times the errors of dP_ij and D_i, which
-  // are sums themselves, and by its own relative error, which is that of the score for P_ij and
-  // that of the operations of f' for f'_ij. That of D_i is shared by all keys.
+  // are sums themselves, and by its own relative error, which is that of the score and of LSE for
+  // P_ij = exp(T_ij - LSE_i), and that of the operations of f' for f'_ij. Those of D_i and LSE_i
+  // are shared by all keys.
   void query_head(const Head<double>& head, Sums& dk, Sums& dv) {
     const core::Sequence& sequence = head.sequence;
     const double smallest = smallest_term(problem_.dtype);
@@ -211,6 +212,7 @@ class Backward {
       const Row<double> row = score_row(head, i, {}, false);
       const std::vector<double> p = softmax_of_row(head, row);
       const std::vector<ScoreSquares> squares = score_squares(head, i, row, score_);
+      const double lse_error = float_share_ * lse_scale(row, p, squares);
       std::vector<double> dp(p.size()), dp_error(p.size()), score_error(p.size()),
           o(static_cast<std::size_t>(problem_.head_dim_v));
       for (std::size_t j = 0; j < p.size(); ++j) {
@@ -226,7 +228,8 @@ class Backward {
         dp_error[j] = std::sqrt(terms) + std::abs(dp[j]);
         score_error[j] = float_share_ * std::sqrt(squares[j].score);
         dv.add(static_cast<std::int64_t>(j), z * p[j],
-               z * (std::max(p[j], smallest) + p[j] * score_error[j]), d_o[i]);
+               z * (std::max(p[j], smallest) + p[j] * std::hypot(score_error[j], lse_error)),
+               d_o[i]);
       }
       double d = -d_lse(head, i);
       const double d_lse_square = square(d);
@@ -265,19 +268,19 @@ class Backward {
         const double value = s_slope * dt;
         const double error = std::max(std::abs(s_slope) * at_least * (dp_error[j] + d_error),
                                       std::abs(problem_.scale()) * smallest) +
-                             std::abs(s_slope * dt) * score_error[j] +
                              std::abs(problem_.scale() * dt) * slope_error;
-        dq.add(i, value, error, head.k[key]);
-        dk.add(key, value, error, head.q[i]);
+        dq.add(i, value, error + std::abs(value) * score_error[j], head.k[key]);
+        dk.add(key, value, error + std::abs(value) * std::hypot(score_error[j], lse_error),
+               head.q[i]);
         for (std::size_t c = 0; c < shared.size(); ++c) {
           shared[c] += s_slope * p[j] * d_error * head.k[key][c];
         }
       }
-      const double lse_error = float_share_ * lse_scale(row, p, squares);
       d_sink_.end_row(rounded_error, lse_error);
       for (Buffer& buffer : d_buffers_) buffer.sums.end_row(rounded_error, lse_error);
       for (std::size_t c = 0; c < shared.size(); ++c) {
-        dq.squares[i][static_cast<std::int64_t>(c)] += square(shared[c]);
+        const auto column = static_cast<std::int64_t>(c);
+        dq.squares[i][column] += square(shared[c]) + square(lse_error * dq.values[i][column]);
       }
     }
     if (!scales_.dq.given()) return;
