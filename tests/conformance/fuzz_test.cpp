@@ -117,6 +117,12 @@ constexpr Unlucky kUnlucky[] = {
      "key]-0.01*(score+bias[batch,head,query,key])*(score+bias[batch,head,query,key]))_buffer(bias:"
      "f16:3x3x1x1)_sink_bf16/strided_q5_k3",
      41007035, Algorithm::standard, InstructionSet::avx2},
+    // P = exp(T - LSE) of a key with a small score is off by what LSE is, and that by the partial
+    // sums of the row's largest score.
+    {"LseErrsAsTheLargestScoreDoes",
+     "b2_n18_hq6_hk2_d512_dv64_butterfly32_sink_dropout0.9_seed3950892685894970436_rngstate_f32/"
+     "q5_k3",
+     20344, Algorithm::flash_attention_2},
 };
 INSTANTIATE_TEST_SUITE_P(Conformance, RandomCase, ::testing::ValuesIn(kUnlucky),
                          [](const ::testing::TestParamInfo<Unlucky>& info) {
