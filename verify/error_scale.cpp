@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/problem/rows.hpp"
@@ -106,6 +108,34 @@ std::vector<ScoreSquares> score_squares(const Head<double>& head, std::int64_t i
     out[j] = {products, of_s + square(row.t[j])};
   }
   return out;
+}
+
+// By how much P of a row whose LSE is far from 0 (reference::is_far) is off, relative to P: as the
+// scores are in float, in which -1e30 swallows q.k as it does in double, and -1e9 does what it does
+// not do there. Empty where some score may be rounded one way or the other, as S is off: then P may
+// be anything.
+std::vector<double> far_errors(const Head<double>& head, std::int64_t i, const Row<double>& row,
+                               const std::vector<double>& p) {
+  constexpr double kOff = 0x1p-20;  // of S
+  std::vector<double> t(p.size(), -std::numeric_limits<double>::infinity());
+  double largest = head.sink();
+  for (std::size_t j = 0; j < p.size(); ++j) {
+    if (hidden(row.t[j])) continue;
+    const auto score = [&](double s) {
+      const expr::Point at = head.point(i, static_cast<std::int64_t>(j), s);
+      return reference::value_of<float>(head.problem.score, at, head.inputs.buffers);
+    };
+    t[j] = score(row.s[j] * (1 - kOff));
+    if (head.problem.score.empty() || t[j] != score(row.s[j] * (1 + kOff))) return {};
+    largest = std::max(largest, t[j]);
+  }
+  double sum = std::exp(head.sink() - largest);
+  for (const double x : t) sum += std::exp(x - largest);
+  std::vector<double> errors(p.size());
+  for (std::size_t j = 0; j < p.size(); ++j) {
+    if (p[j] != 0) errors[j] = std::abs(std::exp(t[j] - largest) / sum / p[j] - 1);
+  }
+  return errors;
 }
 
 // LSE moves by sum_j P_j dT_j.
@@ -212,9 +242,19 @@ class Backward {
       const Row<double> row = score_row(head, i, {}, false);
       const std::vector<double> p = softmax_of_row(head, row);
       const std::vector<ScoreSquares> squares = score_squares(head, i, row, score_);
-      const double lse_error = float_share_ * lse_scale(row, p, squares);
+      double lse_error = float_share_ * lse_scale(row, p, squares);
       std::vector<double> dp(p.size()), dp_error(p.size()), score_error(p.size()),
           o(static_cast<std::size_t>(problem_.head_dim_v));
+      for (std::size_t j = 0; j < p.size(); ++j) {
+        score_error[j] = float_share_ * std::sqrt(squares[j].score);
+      }
+      if (is_far(row)) {
+        if (std::vector<double> errors = far_errors(head, i, row, p); !errors.empty()) {
+          for (double& x : errors) x /= half_ulp(problem_.dtype, 1);
+          score_error = std::move(errors);
+          lse_error = 0;  // P is divided by its sum
+        }
+      }
       for (std::size_t j = 0; j < p.size(); ++j) {
         if (hidden(row.t[j])) continue;
         const double* v = head.v[static_cast<std::int64_t>(j)];
@@ -226,7 +266,6 @@ class Backward {
           o[static_cast<std::size_t>(c)] += z * p[j] * v[c];
         }
         dp_error[j] = std::sqrt(terms) + std::abs(dp[j]);
-        score_error[j] = float_share_ * std::sqrt(squares[j].score);
         dv.add(static_cast<std::int64_t>(j), z * p[j],
                z * (std::max(p[j], smallest) + p[j] * std::hypot(score_error[j], lse_error)),
                d_o[i]);

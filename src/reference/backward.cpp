@@ -180,7 +180,10 @@ class Backward {
       // A row without keys has P_sink = 1, be the sink infinite or NaN.
       const bool all = row.lse == head.sink() || std::isnan(head.sink());
       d_sink_[static_cast<std::size_t>(head.head)] -=
-          (all ? 1 : std::exp(head.sink() - row.lse)) * d;
+          (is_far(row) ? std::exp(head.sink() - row.max) / row.sum
+           : all       ? 1
+                       : std::exp(head.sink() - row.lse)) *
+          d;
     }
     ProductSum<Real> dq_sum(query_head.dq[i], problem_.head_dim, rounding_.tensor_core);
     for (std::int64_t step = 0; step < n; ++step) {

@@ -159,11 +159,15 @@ Real value_of(const expr::Expr& e, const expr::Point& at, const expr::Bindings& 
   return expr::evaluate<Scalar>(e, at, buffers);
 }
 
+// From here on the float of LSE says little of how many keys a row has (is_far).
+inline constexpr double kFarLse = 0x1p20;
+
 // exp(t - max).
 template <class Real>
 Real weight(const Rounding& rounding, Real t, Real max) {
   if (!rounding.tensor_core) return std::exp(t - max);
   const auto log2e = static_cast<Real>(std::numbers::log2e);
+  if (std::abs(max) >= kFarLse) return std::exp2((t - max) * log2e);
   return std::exp2(std::fma(t, log2e, -(max * log2e)));
 }
 
@@ -213,13 +217,16 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool te
   return row;
 }
 
-// From here on the float of LSE says little of how many keys a row has.
-inline constexpr double kFarLse = 0x1p20;
+// The row sees keys, and its LSE says little of how many.
+template <class Real>
+bool is_far(const Row<Real>& row) {
+  return std::isfinite(row.lse) && std::abs(row.lse) >= kFarLse && row.sum > 0;
+}
 
 // P of a row two ways that differ in rounding alone: from maximum and sum, as softmax is computed
 // forward (with tensor cores not divided by the sum yet), and from LSE, which is all that backward
-// has of it. In double, which defines P, the former stands for both where LSE is far from 0: of
-// keys with -1e30 added it does not say how many they are (docs/numerics.md, "Extremes").
+// has of it. The former stands for both where LSE is far from 0: of keys with -1e30 added it does
+// not say how many they are (docs/numerics.md, "Extremes").
 template <class Real>
 std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
   std::vector<Real> p(row.t.size());
@@ -235,11 +242,9 @@ std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row)
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
-    if (!std::is_same_v<Real, float> && std::abs(row.lse) >= kFarLse) {
-      p[j] = std::exp(row.t[j] - row.max) / row.sum;
-    } else {
-      p[j] = rounded(std::exp(row.t[j] - row.lse), head.rounding.scores);
-    }
+    const Real weight =
+        is_far(row) ? std::exp(row.t[j] - row.max) / row.sum : std::exp(row.t[j] - row.lse);
+    p[j] = rounded(weight, head.rounding.scores);
   }
   return p;
 }

@@ -131,6 +131,34 @@ TEST(AdditiveMask, RowsOfItAloneHaveTheMeanOfTheirKeysAndItsGradients) {
   }
 }
 
+// A sink as far from 0 as the keys' scores has the weight of one of them.
+TEST(AdditiveMask, ASinkOfTheSameSizeHasTheWeightOfAKey) {
+  CaseData data(parse_case("b1_n29_h2_d16_score(score-1e30)_sink_f32"), 1);
+  for (std::int64_t h = 0; h < 2; ++h) store_element(data.inputs.sink, h, -1e30);
+  double expected[2] = {};
+  forward(data.problem, data.inputs, data.outputs, {.backend = Backend::reference}, {});
+  for (std::int64_t i = 0; i < 29; ++i) {
+    for (std::int64_t h = 0; h < 2; ++h) {
+      for (std::int64_t c = 0; c < 16; ++c) {
+        expected[h] -= load_element(data.d_o, (i * 2 + h) * 16 + c) *
+                       load_element(data.outputs.o, (i * 2 + h) * 16 + c) / 30;
+      }
+    }
+  }
+  const auto expect_right = [&] {
+    for (std::int64_t h = 0; h < 2; ++h) {
+      EXPECT_NEAR(load_element(data.gradients.dsink, h), expected[h], 1e-5);
+    }
+  };
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    data.poison();
+    forward(data.problem, data.inputs, data.outputs, {.backend = backend}, {});
+    backward(data.problem, data.inputs, data.outputs, data.d_outputs(), data.gradients,
+             {.backend = backend}, {});
+    expect_right();
+  }
+}
+
 // Two keys whose scores a softcap of 4 has nearly flattened: 4 tanh(9) and 4 tanh(10). Its slope
 // there is 6e-8, of which 1 - tanh^2 leaves nothing in float.
 TEST(SaturatedSoftcap, GradientsKeepTheirDigits) {

@@ -24,10 +24,9 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
         // A row without keys has P_sink = 1, be the sink infinite or NaN. A row with keys that sees
         // such a sink has an O, and so a D, that is NaN.
         const bool all = double{lse[row]} == logit || std::isnan(logit);
-        const double p = all ? 1
-                             : std::exp(logit - double{lse[row]}) *
-                                   (weight != nullptr ? double{weight[row]} : 1.0);
-        sum -= p * double{delta[row]};
+        const double p = all ? 1 : std::exp(logit - double{lse[row]});
+        // Of a row far from 0 that sees keys, LSE may be the sink all the same.
+        sum -= p * (weight != nullptr ? double{weight[row]} : 1.0) * double{delta[row]};
       }
     }
     core::store_element(static_cast<std::byte*>(d_sink.data) + head * d_sink.strides[0] * size,
