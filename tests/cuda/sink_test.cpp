@@ -69,6 +69,26 @@ TEST_P(CudaSink, OfInfinityOrNaNLeavesRowsWithoutKeysAlone) {
   }
 }
 
+// A sink as far from 0 as the keys' scores has the weight of one of them.
+TEST(CudaFarSink, HasTheWeightOfAKey) {
+  ATTN_NEEDS_GPU();
+  CaseData data(verify::parse_case("b1_n29_h2_d64_score(2.0*(score-1e30))_sink_bf16"), 1);
+  store_element(data.inputs.sink, 0, -2e30);
+  store_element(data.inputs.sink, 1, -2e30);
+  const auto run = [&](const auto& run_backward) {
+    data.poison();
+    forward(data.problem, data.inputs, data.outputs, {.backend = Backend::reference});
+    run_backward();
+    return elements(data.gradients.dsink);
+  };
+  const std::vector<double> expected = run([&] {
+    backward(data.problem, data.inputs, data.outputs, data.d_outputs(), data.gradients,
+             {.backend = Backend::reference});
+  });
+  const std::vector<double> got = run([&] { backward_on_device(data, {.device = kGpu}, {}); });
+  for (std::size_t h = 0; h < 2; ++h) EXPECT_NEAR(got[h], expected[h], 1e-4) << "head " << h;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Cases, CudaSink,
     ::testing::Values(SinkCase{"b1_sq6_sk3_h2_d64_causal_sink_bf16", "forward_sm90", false},

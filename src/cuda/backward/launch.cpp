@@ -61,9 +61,10 @@ void fill_backward_tensors(device::BackwardParams& to, const Problem& p, const I
   to.row_terms = static_cast<device::RowTerms*>(workspace.data);
 }
 
-void launch_rows(const RowsLaunch& rows, device::BackwardParams& parameters,
-                 const Context& context) {
-  std::array<void*, 1> arguments{&parameters};
+// expressions: the bytes of this struct, for kernels that are given it.
+void launch_rows(const RowsLaunch& rows, device::BackwardParams& parameters, const Context& context,
+                 std::byte* expressions = nullptr) {
+  std::array<void*, 2> arguments{&parameters, expressions};
   if (rows.kernel != nullptr && rows.launch.grid[0] > 0) {
     rows.kernel->launch(rows.launch, context.stream, arguments.data());
   }
@@ -133,6 +134,7 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
   std::pmr::vector<std::byte> slope(run->slope.size(), &memory.resource());
   run->expressions.pack(inputs.buffers, expressions.data());
   run->slope.pack(inputs.buffers, slope.data());
+  launch_rows(run->far_rows, parameters, context, expressions.data());
   launch_rows(run->rows, parameters, context);
   launch_gradients(*run, device_info(plan.device.index), parameters, expressions.data(),
                    slope.data(), maps ? &*maps : nullptr, context);

@@ -92,6 +92,9 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {}, wish);
   const std::vector<std::string> names = gradient_names(problem);
   std::vector<Source> sources;
+  if (launches.front().features.far_rows) {
+    sources.push_back(backward_far_rows_source(problem, launches.front()));
+  }
   if (chosen.reads_row_terms || problem.sink || !names.empty()) {
     sources.push_back(backward_rows_source(launches.front()));
   }
@@ -105,7 +108,7 @@ std::vector<Source> backward_sources(const Problem& problem, Arch arch,
   for (const BackwardConfig& config : launches) {
     sources.push_back(backward_source(problem, config, {}));
   }
-  if (problem.sink) sources.push_back(backward_sink_source());
+  if (problem.sink) sources.push_back(backward_sink_source(problem, launches.front()));
   if (names.empty()) return sources;
   sources.push_back(backward_clear_source());
   const BackwardConfig config = buffers_config(problem, {}, names, wish);

@@ -29,11 +29,11 @@ GradientLaunch gradient_launch(const Problem& p, BackwardConfig config) {
   return made;
 }
 
-LaunchConfig rows_launch(const Problem& p) {
-  constexpr std::int64_t kRowsOfBlock = 4;  // one warp each, 128 threads
+// Of 128 threads.
+LaunchConfig rows_launch(const Problem& p, std::int64_t rows_of_block) {
   LaunchConfig launch;
-  launch.grid[0] = core::divide_up(num_rows(p), kRowsOfBlock).value();
-  launch.block = 32 * kRowsOfBlock;
+  launch.grid[0] = core::divide_up(num_rows(p), rows_of_block).value();
+  launch.block = 128;
   return launch;
 }
 
@@ -84,15 +84,19 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
     }
     set_one_pass_parameters(run.parameters, p, config);
   }
+  const BackwardConfig dq = backward_config(kernel, p, asked.tensors, Gradient::dq, wish);
   if (kernel.reads_row_terms || asked.sink || !signature.names.empty()) {
-    run.rows.launch = rows_launch(p);
-    ask(run.rows.kernel,
-        backward_rows_source(backward_config(kernel, p, asked.tensors, Gradient::dq, wish)));
+    run.rows.launch = rows_launch(p, 4);
+    ask(run.rows.kernel, backward_rows_source(dq));
+  }
+  if (dq.features.far_rows) {
+    run.far_rows.launch = rows_launch(p, 32);
+    ask(run.far_rows.kernel, backward_far_rows_source(p, dq, signature.printed));
   }
   for (GradientLaunch& gradient : run.gradients) ask_gradient(gradient);
   if (asked.sink) {
     run.sink.launch = sink_launch(p);
-    ask(run.sink.kernel, backward_sink_source());
+    ask(run.sink.kernel, backward_sink_source(p, dq));
   }
   if (!signature.names.empty()) {
     BufferLaunches& launches = run.buffers.emplace(p, asked.tensors, signature.names, wish,

@@ -50,7 +50,7 @@ struct BackwardRun {
 
   device::BackwardParams parameters{};
   ExpressionPack all_buffers{}, expressions{}, slope{};
-  RowsLaunch rows{}, sink{};
+  RowsLaunch far_rows{}, rows{}, sink{};    // far_rows is given `expressions` too
   std::vector<GradientLaunch> gradients{};  // of one kernel
   OnePassKernels one_pass{};       // where that is one of them; its config is that of gradients
   std::int64_t kernel_offset = 0;  // in the workspace (workspace.hpp)

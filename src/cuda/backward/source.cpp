@@ -8,6 +8,7 @@
 
 #include "cuda/codegen/buffer_gradients.hpp"
 #include "cuda/codegen/config_text.hpp"
+#include "cuda/codegen/expression_factors.hpp"
 #include "cuda/codegen/expression_gradients.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/forward/source.hpp"
@@ -57,6 +58,7 @@ std::string print_config(const BackwardConfig& c) {
   text.flag("kDropout", f.dropout);
   text.flag("kRngState", f.rng_state);
   text.flag("kScoreHides", f.score_hides);
+  text.flag("kFarRows", f.far_rows);
   text.number("kSharedBytes", static_cast<int>(c.tiling.shared_bytes));
   if (c.shape != nullptr) c.shape->print(c, text);
   return text.text();
@@ -199,16 +201,38 @@ Source backward_rows_source(const BackwardConfig& config) {
   return source;
 }
 
-Source backward_sink_source() {
+Source backward_far_rows_source(const Problem& problem, const BackwardConfig& config,
+                                const PrintedBuffers& printed) {
+  Source source;
+  source.name = "backward_far_rows";
+  source.entry = "attn_backward_far_rows";
+  source.text =
+      fmt::format("#define ATTN_PRECISE_MATH {}\n{}",
+                  backward_precise_math(*config.kernel, config.features.dtype), kIncludes);
+  source.text += print_expressions(problem.mask, score_expression(problem), printed);
+  source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
+  source.text +=
+      "#include \"kernels/backward_far_rows.cuh\"\n"
+      "extern \"C\" __global__ void __launch_bounds__(128)\n"
+      "attn_backward_far_rows(const __grid_constant__ attn::device::BackwardParams p,\n"
+      "                       const __grid_constant__ attn::device::Expressions e) {\n"
+      "  attn::device::backward_far_rows<attn::device::Config>(p, e);\n"
+      "}\n";
+  return source;
+}
+
+Source backward_sink_source(const Problem& problem, const BackwardConfig& config) {
+  const bool far = config.features.far_rows;
   Source source;
   source.name = "backward_sink";
   source.entry = "attn_backward_sink";
-  source.text =
+  source.text = fmt::format(
       "#include \"kernels/backward_sink.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(1024)\n"
-      "attn_backward_sink(const __grid_constant__ attn::device::BackwardParams p) {\n"
-      "  attn::device::backward_sink(p);\n"
-      "}\n";
+      "attn_backward_sink(const __grid_constant__ attn::device::BackwardParams p) {{\n"
+      "  attn::device::backward_sink<{}>(p, {:a}f);\n"
+      "}}\n",
+      far, far ? score_factors(score_expression(problem)).after : 1.F);
   return source;
 }
 

@@ -30,7 +30,10 @@ Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_
 Source backward_words_source(const Problem& problem, const BackwardConfig& config,
                              const PrintedBuffers& printed = {});
 Source backward_one_pass_dq_source(const BackwardConfig& config);
-Source backward_sink_source();
+// What rows have whose LSE is far from 0; before all others, where config.features.far_rows.
+Source backward_far_rows_source(const Problem& problem, const BackwardConfig& config,
+                                const PrintedBuffers& printed = {});
+Source backward_sink_source(const Problem& problem, const BackwardConfig& config);
 // Sums of the gradients of buffers: 0 before, float32 after. config: of the gradients.
 Source backward_clear_source();
 Source backward_store_source(const BackwardConfig& config);

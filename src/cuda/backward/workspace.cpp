@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/backward/buffers.hpp"
+#include "cuda/codegen/expression_factors.hpp"
 #include "cuda/kernels/backward_one_pass/sizes.hpp"
 #include "cuda/kernels/backward_tiles.hpp"
 #include "cuda/limits.hpp"
@@ -11,7 +12,9 @@ namespace attn::cuda {
 
 using device::Gradient;
 
-core::Size row_terms_bytes(const Problem& p) { return num_rows(p) * sizeof(device::RowTerms); }
+core::Size row_terms_bytes(const Problem& p) {
+  return num_rows(p) * (sizeof(device::RowTerms) + (may_add_far(p) ? sizeof(device::FarRow) : 0));
+}
 
 core::Size kernel_offset(const Problem& p, bool deterministic) {
   constexpr std::int64_t kAlignment = 128;

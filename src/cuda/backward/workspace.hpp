@@ -1,5 +1,6 @@
-// The workspace of the backward pass: LSE and D of each row, sums of the gradients of buffers, then
-// what the kernel keeps (BackwardKernel::workspace).
+// The workspace of the backward pass: LSE and D of each row, where the score may be large what far
+// rows have beside them (device/softmax/far_rows.cuh), sums of the gradients of buffers, then what
+// the kernel keeps (BackwardKernel::workspace).
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 namespace attn::cuda {
 
+// Of the first two.
 core::Size row_terms_bytes(const Problem& problem);
 // The offset, in bytes, at which the last part begins: a multiple of 128.
 core::Size kernel_offset(const Problem& problem, bool deterministic);

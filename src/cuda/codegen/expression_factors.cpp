@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <numbers>
 #include <optional>
+
+#include "core/expr/bounds.hpp"
+#include "core/expr/build.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -202,6 +206,24 @@ bool may_hide_keys(const expr::Expr& score) {
         in.dependence == expr::Dependence::key || in.dependence == expr::Dependence::full;
     return (in.op == Op::load && by_key) || (in.op == Op::constant && std::isinf(in.float_value));
   });
+}
+
+bool may_add_far(const Problem& p) {
+  const expr::Expr& score = p.score;
+  if (score.empty()) return false;
+  const ScoreFactors factors = score_factors(score);
+  if (factors.multiple[factors.result] >= 0) return false;  // of q.k
+  const expr::Expr added = expr::substitute(score, Op::score, expr::float32(0));
+  for (const Op varies : {Op::load, Op::batch, Op::seqlen_q, Op::seqlen_k}) {
+    if (expr::depends_on(added, varies)) return true;
+  }
+  const auto last = [](std::int64_t size) {
+    return static_cast<std::int32_t>(std::max<std::int64_t>(size - 1, 0));
+  };
+  const expr::Bounds bounds = expr::bounds_of(
+      added,
+      {.query_max = last(p.seqlen_q), .key_max = last(p.seqlen_k), .head_max = last(p.heads_q)});
+  return bounds.nan || !(std::max(-bounds.flo, bounds.fhi) < 0x1p19F);
 }
 
 ScoreFactors score_factors(const expr::Expr& e) {

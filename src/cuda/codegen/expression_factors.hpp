@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/problem.hpp"
 #include "core/expr/program.hpp"
 
 namespace attn::cuda {
@@ -55,6 +56,9 @@ bool loads_elements(const expr::Expr& score);  // not empty
 // The score may be -inf for some keys of a row and not for others, by a constant of it or by what a
 // buffer holds for a key. (Any arithmetic can overflow; that is not meant.)
 bool may_hide_keys(const expr::Expr& score);
+// The score of a problem with all sizes adds something to q.k that may be as large as 2^19, as a
+// constant or an element of a buffer is, so that LSE of a row of such scores is far from 0.
+bool may_add_far(const Problem& problem);
 
 // The factors of compile(score); where `score` is empty, of the score itself, with nothing taken
 // out.

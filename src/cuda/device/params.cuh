@@ -194,6 +194,12 @@ struct alignas(8) RowTerms {
   float lse, d;
 };
 
+// What P of a row of Q is made of where its LSE is far from 0: 2^(c (score - m) - log2_l), m being
+// the largest score and log2_l the logarithm of the sum of exponentials.
+struct alignas(8) FarRow {
+  float m, log2_l;
+};
+
 // What a kernel of the backward pass computes; ds: P and dS.
 enum class Gradient { dq, dk, dv, dk_dv, all, buffers, ds };
 
@@ -213,7 +219,8 @@ struct BackwardParams : ProblemParams {
   float* dsink;
   Strides d_o_strides, d_lse_strides, dq_strides, dk_strides, dv_strides;
   long long dsink_stride;
-  RowTerms* row_terms;  // [batch][heads_q][seqlen_q]
+  // [batch][heads_q][seqlen_q]; where the score may be large, as many FarRow come behind them.
+  RowTerms* row_terms;
 
   // What follows is null in other kernels than those named. Of backward_sm90, by place: a block of
   // kQueries queries of a batch entry and head, (batch * heads_q + head) * query_blocks + block. Of

@@ -16,6 +16,7 @@ BackwardFeatures backward_features(const Problem& p, const BackwardTensors& tens
   f.dropout = p.dropout.probability > 0;
   f.rng_state = f.dropout && p.dropout.rng_state;
   f.score_hides = may_hide_keys(p.score);
+  f.far_rows = may_add_far(p);
   f.masked = !p.mask.empty();
   f.mask_heads = expr::depends_on(p.mask, expr::Op::head);
   f.mask_batches = expr::depends_on(p.mask, expr::Op::batch) || f.lengths_differ();

@@ -29,6 +29,7 @@ struct BackwardFeatures {
   bool dropout = false;
   bool rng_state = false;    // seed and offset of dropout are read by the kernel
   bool score_hides = false;  // a score may be -inf
+  bool far_rows = false;     // LSE of a row may be far from 0 (device/softmax/far_rows.cuh)
   bool masked = false;       // tiles are of different lengths
   // What blocks of queries see differs between heads, and between batch entries.
   bool mask_heads = false, mask_batches = false;

@@ -3,7 +3,7 @@
 // dQ will be summed, or where the turns of tiles are kept.
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
-// kOrdered, kRowThreads (threads that share a row), and of schedule/dq_turns.cuh
+// kOrdered, kRowThreads (threads that share a row), kFarRows, and of schedule/dq_turns.cuh
 // Grid: kBackwardOnePassRowsThreads / kRowThreads rows a block of threads, of all places
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
@@ -14,6 +14,7 @@
 #include "ptx/dependent.cuh"
 #include "schedule/dq_turns.cuh"
 #include "schedule/sequence.cuh"
+#include "softmax/far_rows.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/scalar.cuh"
 
@@ -78,7 +79,7 @@ ATTN_DEVICE void backward_one_pass_rows(const BackwardParams& p) {
       }
       const float lse = p.lse[at(p.lse_strides)];
       if (lse != minus_infinity()) {
-        lse2 = lse * 1.4426950408889634f;
+        lse2 = lse_in_base_2<C>(lse);
         if (p.d_lse != nullptr) d_lse = p.d_lse[at(p.d_lse_strides)];
       }
     }

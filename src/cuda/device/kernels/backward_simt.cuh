@@ -24,6 +24,7 @@
 //   kBlockN                64
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
 //   kScoreHides            a score may be -inf
+//   kFarRows               softmax/far_rows.cuh
 // Slope, BufferGradients: src/cuda/codegen/expression_gradients.hpp, buffer_gradients.hpp; the
 // latter with Gradient::buffers. Grid: a block of 128 threads for each tile, batch entry and head
 // (of Q for dQ, else of K), with BackwardSimtLayout<C>::kBytes of dynamic shared memory.
@@ -38,6 +39,7 @@
 #include "schedule/buffer_tiles.cuh"
 #include "schedule/gradient_tile.cuh"
 #include "softmax/dropout.cuh"
+#include "softmax/far_rows.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -214,6 +216,13 @@ struct BackwardSimt {
                   tile.sequence.length_k);
       if constexpr (C::kScoreHides) {
         if (x == minus_infinity()) return 0;  // also where LSE is NaN
+      }
+      if constexpr (C::kFarRows) {
+        if (is_far_lse(lse)) {
+          const FarRow far = far_rows(p, tile.sequence.batch, head_q)[query];
+          const float y = (x - far.m) * (Expressions::kScoreFactor * kLog2E) - far.log2_l;
+          return exp2f(y > 0 ? 0 : y);
+        }
       }
       x = x * Expressions::kScoreFactor - lse;
     } else {

@@ -6,6 +6,7 @@
 #include "device.cuh"
 #include "params.cuh"
 #include "ptx/math.cuh"
+#include "softmax/far_rows.cuh"
 
 namespace attn::device {
 
@@ -17,7 +18,9 @@ ATTN_DEVICE float warp_sum_of_sink(float x) {
   return x;
 }
 
-ATTN_DEVICE void backward_sink(const BackwardParams& p) {
+// kFar: rows may be far (softmax/far_rows.cuh), whose scores are `factor` times what m is of.
+template <bool kFar>
+ATTN_DEVICE void backward_sink(const BackwardParams& p, float factor) {
   extern __shared__ __align__(16) float shared_floats[];
   const int head = static_cast<int>(blockIdx.x);
   const float sink = p.sink[head];
@@ -26,6 +29,13 @@ ATTN_DEVICE void backward_sink(const BackwardParams& p) {
     const RowTerms* rows =
         p.row_terms + (static_cast<long long>(batch) * p.heads_q + head) * p.seqlen_q;
     for (int i = static_cast<int>(threadIdx.x); i < p.seqlen_q; i += kBackwardSinkThreads) {
+      if constexpr (kFar) {
+        if (is_far_lse(rows[i].lse)) {
+          const FarRow far = far_rows(p, batch, head)[i];
+          sum -= exp2f(sink_exponent(sink, factor, far.m) - far.log2_l) * rows[i].d;
+          continue;
+        }
+      }
       // A row without keys has P_sink = 1, be the sink infinite or NaN.
       const bool all = rows[i].lse == sink || sink != sink;
       if (all || rows[i].lse != -minus_infinity()) {

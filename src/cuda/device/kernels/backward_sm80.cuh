@@ -22,6 +22,7 @@
 //   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kLongestFirst
 //   kScoreHides            a score may be -inf
+//   kFarRows               softmax/far_rows.cuh
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
 // each tile (schedule/key_tiles.cuh), with BackwardSm80Layout<C>::kBytes of dynamic shared memory;
@@ -160,6 +161,28 @@ struct BackwardSm80 {
     extern __shared__ __align__(128) char memory[];
     return reinterpret_cast<const float*>(memory + stage_at(stage) + from)[row];
   }
+  // What P of the thread's rows is computed with, where some may be far.
+  struct References {
+    RowReference rows[C::kFarRows ? kScoreRows / 16 : 1][2];
+  };
+  ATTN_DEVICE References references(const Weights& weights, int stage, int first_query) const {
+    References all{};
+    if constexpr (C::kFarRows) {
+#pragma unroll
+      for (int i = 0; i < kScoreRows / 8; ++i) {
+        const int row = score_row() + 8 * i;
+        all.rows[i / 2][i % 2] =
+            weights.reference(row_term(stage, Layout::kLse, row), first_query + row);
+      }
+    }
+    return all;
+  }
+  // Of sums[i][j][r], whose row of the block is `row`.
+  static ATTN_DEVICE RowReference reference(const References& all, int stage, int i, int r,
+                                            int row) {
+    if constexpr (C::kFarRows) return all.rows[i][r / 2 % 2];
+    return {0, row_term(stage, Layout::kLse, row)};
+  }
   // f(i, j, r, row of the block, key) for the part `part` of `parts` of what sums[i][j][r] a thread
   // has.
   template <class F>
@@ -175,8 +198,8 @@ struct BackwardSm80 {
 
   // S <- P of what dropout keeps and dP <- dS. Whether some P is 0. kExponentiated: S is P already.
   template <bool kMixed, bool kExponentiated>
-  ATTN_DEVICE bool weigh(const Weights& weights, Scores& s, Scores& dp, int stage,
-                         int first_query) const {
+  ATTN_DEVICE bool weigh(const Weights& weights, const References& rows, Scores& s, Scores& dp,
+                         int stage, int first_query) const {
     unsigned long long kept[kScoreRows / 16];
 #pragma unroll
     for (int i = 0; i < kScoreRows / 16; ++i) {
@@ -193,7 +216,7 @@ struct BackwardSm80 {
       const int query = first_query + row;
       const float probable =
           kExponentiated ? x
-                         : weights.probability(x, row_term(stage, Layout::kLse, row), query, key);
+                         : weights.probability(x, reference(rows, stage, i, r, row), query, key);
       any_zero |= probable == 0;
       weights.template weigh<true, true>(probable, x, dp[i][j][r], row_term(stage, Layout::kD, row),
                                          query, key, kMixed, (kept[i] >> (8 * j + r) & 1) != 0);
@@ -215,6 +238,7 @@ struct BackwardSm80 {
     const Weights weights{p, e, slope, tile.sequence, head_q};
     const int row = warp() % C::kScoreWarps * kScoreRows, first_query = block * C::kBlockN;
     const int column = warp() / C::kScoreWarps * kScoreColumns;
+    const References rows = references(weights, stage, first_query);
     Scores s, dp;
     clear(s);
     clear(dp);
@@ -226,7 +250,7 @@ struct BackwardSm80 {
     const auto exponentiate = [&](int step) {
       if constexpr (kEarly) {
         for_each_score(step, kStepsV, [&](int i, int j, int r, int of_row, int key) {
-          s[i][j][r] = weights.probability(s[i][j][r], row_term(stage, Layout::kLse, of_row),
+          s[i][j][r] = weights.probability(s[i][j][r], reference(rows, stage, i, r, of_row),
                                            first_query + of_row, key);
         });
       }
@@ -236,8 +260,8 @@ struct BackwardSm80 {
         SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
                                                       row),
         SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, column), exponentiate);
-    const bool zero = mixed ? weigh<true, kEarly>(weights, s, dp, stage, first_query)
-                            : weigh<false, kEarly>(weights, s, dp, stage, first_query);
+    const bool zero = mixed ? weigh<true, kEarly>(weights, rows, s, dp, stage, first_query)
+                            : weigh<false, kEarly>(weights, rows, s, dp, stage, first_query);
     put_weights_at(s, Layout::kP, row, column);
     put_weights_at(dp, Layout::kDs, row, column);
     if constexpr (C::kScoreHides) return __syncthreads_or(zero) != 0;

@@ -120,7 +120,8 @@ struct BackwardSm80Buffers {
       // What rows that are none of the sequence read here is of no use.
       const RowTerms terms = all[max(min(query, q.length_q - 1), 0)];
       const float s = t.s[at];
-      const float probable = weights.probability_of(x, terms.lse * Weights::kLog2E);
+      const RowReference of_row = weights.reference(lse_in_base_2<C>(terms.lse), query);
+      const float probable = weights.probability_of(x, of_row);
       float dot = s, d_t = t.dp[at];
       weights.template weigh<false, true>(probable, dot, d_t, terms.d, query, key, mixed,
                                           (kept >> at & 1) != 0);

@@ -209,7 +209,8 @@ struct BackwardSm80Deterministic {
       const int query = kOfKeys ? column : row(i), key = kOfKeys ? row(i) : column;
       // Rows past a length were copied as zeros: what they read here is of no use.
       const RowTerms terms = all[min(query, tile.sequence.length_q - 1)];
-      const float probable = weights.probability(s, terms.lse * Weights::kLog2E, query, key);
+      const RowReference of_row = weights.reference(lse_in_base_2<C>(terms.lse), query);
+      const float probable = weights.probability(s, of_row, query, key);
       any_zero |= probable == 0;
       weights.template weigh<kSecond, kFirst>(probable, s, w.dp[element], terms.d, query, key,
                                               mixed, (kept >> element & 1) != 0);

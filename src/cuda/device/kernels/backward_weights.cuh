@@ -1,7 +1,7 @@
 // What the portable backward kernels with tensor cores make of each score between their products: P
 // and dS (FlashAttention-2, algorithm 2, lines 11 and 14).
 //
-// Reads of C: kDropout, kRngState, kScoreHides (a score may be -inf)
+// Reads of C: kDropout, kRngState, kScoreHides (a score may be -inf), kFarRows
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include "ptx/math.cuh"
 #include "schedule/sequence.cuh"
 #include "softmax/dropout.cuh"
+#include "softmax/far_rows.cuh"
 
 namespace attn::device {
 
@@ -24,18 +25,22 @@ struct BackwardWeights {
   const Sequence& sequence;
   int head_q;
 
-  // Never above 1, however large the scores are. lse2: LSE in base 2.
-  ATTN_DEVICE float probability(float dot, float lse2, int query, int key) const {
+  // LSE in base 2 of a query, or what stands for it.
+  ATTN_DEVICE RowReference reference(float lse2, int query) const {
+    return reference_of<C>(p, lse2, sequence.batch, head_q, query);
+  }
+  // Never above 1, however large the scores are.
+  ATTN_DEVICE float probability(float dot, const RowReference& row, int query, int key) const {
     float x = dot;
     if constexpr (Expressions::kHasScore) {
       x = e.score(dot, query, key, sequence.batch, head_q, sequence.length_q, sequence.length_k);
     }
-    return probability_of(x, lse2);
+    return probability_of(x, row);
   }
   // The same, of a score by expression; of q.k where there is none. kHides: it may be -inf, and LSE
   // NaN.
   template <bool kHides = C::kScoreHides>
-  ATTN_DEVICE float probability_of(float x, float lse2) const {
+  ATTN_DEVICE float probability_of(float x, const RowReference& row) const {
     float c = p.scale * kLog2E;
     if constexpr (Expressions::kHasScore) {
       if constexpr (kHides) {
@@ -43,7 +48,8 @@ struct BackwardWeights {
       }
       c = Expressions::kScoreFactor * kLog2E;
     }
-    const float y = fmaf(x, c, -lse2);
+    if constexpr (C::kFarRows) x -= row.m;
+    const float y = fmaf(x, c, -row.lse2);
     return exp2_approximate(y > 0 ? 0 : y);
   }
 

@@ -8,6 +8,7 @@
 #include "kernels/backward_sm90/tiles.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
+#include "softmax/far_rows.cuh"
 #include "tile/score_vectors.cuh"
 
 namespace attn::device {
@@ -164,15 +165,30 @@ struct BackwardSm90Scores {
     }
   }
 
+  // The largest scores of rows that are far, and 0 of others. LSE becomes what goes with them.
+  ATTN_DEVICE Rows take_references(State& c, const BackwardStep& t) const {
+    Rows m;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int query = t.query0 + first_row() + 8 * i;
+      const auto row = reference_of<C>(tiles.p, c.lse.value[i], t.batch, t.head_q, query);
+      m.value[i] = row.m;
+      c.lse.value[i] = row.lse2;
+    }
+    return m;
+  }
+
   // P of S = x; x becomes P, or P dT/dS, as dS needs it. Never above 1 where there is a score,
   // but where that is a softcap by 2^-9 in f16 and 2^-6 in bf16.
-  ATTN_DEVICE float probability(float& x, float lse2, int at, const BackwardStep& t,
+  // m: what is subtracted from scores where rows may be far.
+  ATTN_DEVICE float probability(float& x, float m, float lse2, int at, const BackwardStep& t,
                                 const Vectors& vectors) const {
     float y = x, gradient = 1.f;
     if constexpr (Slope::kIsOfTanh) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
       const int key = t.key0 + first_column() + at / 4 * 8 + at % 2;
-      const float of_tanh = slope.of_tanh(x, query, key, t.batch, t.head_q, t.length_q, t.length_k);
+      float of_tanh = slope.of_tanh(x, query, key, t.batch, t.head_q, t.length_q, t.length_k);
+      if constexpr (C::kFarRows) of_tanh -= m;
       y = fmaf(of_tanh, Slope::kTanhFactor * kLog2E, -lse2);
       if constexpr (!Slope::kIsBounded) y = -max_or_nan(-y, 0.f);
       gradient = Slope::kTanhSlope * fma_saturated(-x, x, 1.f);  // 0 where x is -inf
@@ -185,6 +201,7 @@ struct BackwardSm90Scores {
       } else {
         score = e.score(x, query, key, t.batch, t.head_q, t.length_q, t.length_k, step);
       }
+      if constexpr (C::kFarRows) score -= m;
       y = fmaf(score, Expressions::kScoreFactor * kLog2E, -lse2);
       y = x == minus_infinity() ? x : y > 0 ? 0.f : y;
       if constexpr (Slope::kHasSlope) {
@@ -213,6 +230,8 @@ struct BackwardSm90Scores {
     const BackwardSm90KeptBits<C> kept{tiles};
     if constexpr (C::kDropout) c.kept = kept.take(n);
     [[maybe_unused]] Vectors vectors;
+    [[maybe_unused]] Rows m{};
+    if constexpr (C::kFarRows) m = take_references(c, t);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
       between(k);
@@ -227,7 +246,7 @@ struct BackwardSm90Scores {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int at = 8 * k + 2 * j + i;
-          probable[i] = probability(c.s[at], c.lse.value[j % 2], at, t, vectors);
+          probable[i] = probability(c.s[at], m.value[j % 2], c.lse.value[j % 2], at, t, vectors);
         }
         words[j] = Element::pack(probable[0], probable[1]);
         if constexpr (C::kDropout) words[j] &= KeptBits::halves(c.kept.of[k / 4], 4 * k % 16 + j);

@@ -42,9 +42,10 @@ struct BackwardSm90BuffersGroup {
     float elements[kSums][1];
     Vectors vectors;
   };
-  // LSE in base 2, and D, of a thread's two rows.
+  // LSE in base 2, or what stands for it, and D, of a thread's two rows.
   struct Rows {
-    float lse2[2], d[2];
+    RowReference reference[2];
+    float d[2];
   };
 
   // Row i of the thread's two, counted in the tile.
@@ -63,7 +64,8 @@ struct BackwardSm90BuffersGroup {
     for (int i = 0; i < 2; ++i) {
       const int query = max(min(step.query0 + row(i), step.length_q - 1), 0);
       const RowTerms terms = all[query];
-      rows.lse2[i] = terms.lse * Weights::kLog2E;
+      rows.reference[i] =
+          reference_of<C>(p, lse_in_base_2<C>(terms.lse), step.batch, step.head, query);
       rows.d[i] = terms.d;
     }
     return rows;
@@ -142,7 +144,7 @@ struct BackwardSm90BuffersGroup {
     for (int at = 0; at < kPartSums; ++at) {
       const int i = at / 2 % 2, query = step.query0 + row(i);
       const int key = first_key + at / 4 * 8 + pair() + at % 2;
-      const float probable = weights.template probability_of<kHides>(c.x[at], rows.lse2[i]);
+      const float probable = weights.template probability_of<kHides>(c.x[at], rows.reference[i]);
       float dot = c.dot[at], d_t = c.dp[at];
       weights.template weigh<false, true>(probable, dot, d_t, rows.d[i], query, key, mixed,
                                           (kept >> at & 1) != 0);
@@ -214,7 +216,8 @@ struct BackwardSm90BuffersGroup {
     issue<C::kHeadDim>(c.s, n, 0);
     ring.wait_full(n + 1);
     issue<C::kHeadDimV>(c.dp, n + 1, 0);
-    const bool is_nan = rows.lse2[0] != rows.lse2[0] || rows.lse2[1] != rows.lse2[1];
+    const auto nan_in = [&](int i) { return rows.reference[i].lse2 != rows.reference[i].lse2; };
+    const bool is_nan = nan_in(0) || nan_in(1);
     add_parts<0>(c, n, step, rows, !__any_sync(~0u, is_nan || (step.flags & Step::kMixed) != 0));
   }
 
