@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <utility>
 
 #include "verify/square.hpp"
 
@@ -37,6 +39,15 @@ double nearest(DType dtype, double x) {
 }
 
 }  // namespace
+
+double nearly_largest(std::vector<double> values) {
+  constexpr double kShare = 0.98;
+  if (values.empty()) return 0;
+  const auto last = static_cast<double>(values.size() - 1);
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(std::ceil(kShare * last));
+  std::nth_element(values.begin(), at, values.end());
+  return *at;
+}
 
 ElementYardstick::ElementYardstick(DType dtype, Roundoff roundoff, const Elements& expected,
                                    const Elements& scale, bool rows)
@@ -100,12 +111,16 @@ void ElementYardstick::add(const ElementYardstick& other) {
 
 double ElementYardstick::unit() const { return std::max(unit_, roundoff_.largest); }
 
-void ElementYardstick::learn(const ElementYardstick& similar) {
-  unit_ = std::max(unit_, similar.unit_);
-  learnt_mean_ = std::max(learnt_mean_, similar.mean_unit());
-  if (similar.norm_ > 0) {
-    learnt_gain_ = std::max(learnt_gain_, similar.projection() / similar.norm_);
+void ElementYardstick::learn(const std::vector<const ElementYardstick*>& similar) {
+  std::vector<double> units, means, gains;
+  for (const ElementYardstick* one : similar) {
+    units.push_back(one->unit_);
+    means.push_back(one->mean_unit());
+    gains.push_back(one->norm_ > 0 ? one->projection() / one->norm_ : 0);
   }
+  unit_ = std::max(unit_, nearly_largest(std::move(units)));
+  learnt_mean_ = std::max(learnt_mean_, nearly_largest(std::move(means)));
+  learnt_gain_ = std::max(learnt_gain_, nearly_largest(std::move(gains)));
 }
 
 double ElementYardstick::mean_unit() const {

@@ -15,6 +15,10 @@ struct Roundoff {
   double largest = 0, mean = 0;
 };
 
+// What at most 2 in a hundred of the values exceed: of 128 the third from above, of up to 50 the
+// largest. 0 of none.
+double nearly_largest(std::vector<double> values);
+
 // What is known of a tensor before a result is judged: what it should be, the scales of its errors
 // (error_scale.hpp) and what the yardsticks are off by.
 class ElementYardstick {
@@ -30,10 +34,10 @@ class ElementYardstick {
                const Elements& scale);
   // Adds another draw.
   void add(const ElementYardstick& other);
-  // Takes for possible here, relative to the scales, what standard attention is off by in a problem
-  // much like this one: over few elements its largest error is a matter of luck. Nothing of that
-  // problem is judged.
-  void learn(const ElementYardstick& similar);
+  // Takes for possible here, relative to the scales, what standard attention is off by in problems
+  // much like this one, but for the most unlucky of them (nearly_largest): over few elements its
+  // largest error is a matter of luck. Nothing of those problems is judged.
+  void learn(const std::vector<const ElementYardstick*>& similar);
 
   double unit() const;  // the largest |error| / scale
   // sum (nearest - expected) expected, nearest being the number of the type that a perfect

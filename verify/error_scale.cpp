@@ -378,6 +378,30 @@ class Backward {
   std::vector<Buffer> d_buffers_;
 };
 
+// O moves by sum_j P_j (Z_j V_j - O) dT_j, far more than its terms are rounded by where scores are
+// large and cancel: of one key next to none, of two by half the difference of their values. Only
+// where few keys have the weight of a row, by 1 / sum_j P_j^2: in sums over many the errors of
+// scores, each of which counts as the largest that it may be, cancel.
+void add_errors_of_scores(const Head<double>& head, std::int64_t i, const Row<double>& row,
+                          const std::vector<double>& p, const std::vector<double>& o,
+                          std::optional<RoundedExpression>& score, double* squares) {
+  constexpr double kFewKeys = 16;
+  double weight = 0;
+  for (const double x : p) weight += square(x);
+  if (weight * kFewKeys < 1 || is_far(row)) return;
+  const double share = float_share(head.problem.dtype);
+  const std::vector<ScoreSquares> of_scores = score_squares(head, i, row, score);
+  for (std::size_t j = 0; j < p.size(); ++j) {
+    if (hidden(row.t[j])) continue;
+    const auto key = static_cast<std::int64_t>(j);
+    const double moved = square(p[j] * share) * of_scores[j].score;
+    const double z = head.dropout(i, key);
+    for (std::size_t c = 0; c < o.size(); ++c) {
+      squares[c] += moved * square(z * head.v[key][static_cast<std::int64_t>(c)] - o[c]);
+    }
+  }
+}
+
 }  // namespace
 
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales,
@@ -417,6 +441,7 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
         for (std::size_t c = 0; c < o.size(); ++c) {
           squares[i][static_cast<std::int64_t>(c)] += square(o[c]);
         }
+        add_errors_of_scores(head, i, row, p, o, score, squares[i]);
       }
       root_all(squares);
       store_matrix(squares, core::rows_like_q(problem, inputs, scales.o, batch), DType::f64, h,

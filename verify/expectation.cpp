@@ -288,11 +288,15 @@ std::vector<Comparison> judge(std::span<const Part> parts,
   std::vector<Comparison> comparisons;
   if (parts.empty()) return comparisons;
   std::vector<StandardErrors> standard = standard_errors(parts);
-  for (const std::vector<StandardErrors>& other : similar) {
-    for (std::size_t i = 0; i < standard.size(); ++i) {
-      standard[i].largest = std::max(standard[i].largest, other[i].largest);
-      standard[i].yardstick.learn(other[i].yardstick);
+  for (std::size_t i = 0; i < standard.size(); ++i) {
+    std::vector<double> largest;
+    std::vector<const ElementYardstick*> yardsticks;
+    for (const std::vector<StandardErrors>& other : similar) {
+      largest.push_back(other[i].largest);
+      yardsticks.push_back(&other[i].yardstick);
     }
+    standard[i].largest = std::max(standard[i].largest, nearly_largest(std::move(largest)));
+    standard[i].yardstick.learn(yardsticks);
   }
   std::vector<ElementRule> rules;
   for (const StandardErrors& errors : standard) rules.emplace_back(errors.yardstick);

@@ -245,7 +245,7 @@ TEST_F(Verify, ResultsOfFewKeysAreJudgedBesideSimilarOnes) {
     const double u = problem.dtype == DType::f32    ? 0x1p-24
                      : problem.dtype == DType::bf16 ? 0x1p-8
                                                     : 0x1p-11;
-    EXPECT_FALSE(verify(1 + 64 * u).passed()) << few.text;
+    EXPECT_FALSE(verify(1 + 16 * u).passed()) << few.text;
   }
 }
 
