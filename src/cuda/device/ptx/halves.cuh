@@ -2,7 +2,6 @@
 #pragma once
 
 #include "device.cuh"
-#include "ptx/math.cuh"
 
 namespace attn::device {
 
@@ -106,28 +105,6 @@ ATTN_DEVICE unsigned and_xor(unsigned x, unsigned mask, unsigned bits) {
   return y;
 #else
   return (x & mask) ^ bits;
-#endif
-}
-
-// The 8-bit floats e4m3 of the two low bytes, as f16, which has all of them.
-ATTN_DEVICE unsigned halves_of_e4m3(unsigned bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  unsigned y;
-  asm("{\n"
-      ".reg .b16 low, high;\n"
-      "mov.b32 {low, high}, %1;\n"
-      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
-      "}"
-      : "=r"(y)
-      : "r"(bytes));
-  return y;
-#else
-  // The same bits, 7 places up, are 2^-8 of the number; all ones but the sign are NaN.
-  const unsigned apart = take_bytes(bytes, 0, 0x4140);
-  const unsigned nan = (((apart & 0x007f007fu) + 0x00010001u) & 0x00800080u) * (0x7e00u >> 7);
-  constexpr unsigned kTwoTo8 = 0x5c005c00u, kMinusZero = 0x80008000u;
-  const unsigned small = ((apart & 0x00800080u) << 8) | ((apart & 0x007f007fu) << 7);
-  return Float16::fma(small, kTwoTo8, kMinusZero) | nan;
 #endif
 }
 

@@ -32,13 +32,6 @@ inline unsigned take_bytes(unsigned x, unsigned y, unsigned bytes) {
 }
 inline unsigned and_or(unsigned x, unsigned mask, unsigned bits) { return (x & mask) | bits; }
 inline unsigned and_xor(unsigned x, unsigned mask, unsigned bits) { return (x & mask) ^ bits; }
-// As on architectures before 8.9.
-inline unsigned halves_of_e4m3(unsigned bytes) {
-  const unsigned apart = take_bytes(bytes, 0, 0x4140);
-  const unsigned nan = (((apart & 0x007f007fu) + 0x00010001u) & 0x00800080u) * (0x7e00u >> 7);
-  const unsigned small = ((apart & 0x00800080u) << 8) | ((apart & 0x007f007fu) << 7);
-  return Float16::fma(small, 0x5c005c00u, 0x80008000u) | nan;
-}
 template <int kFirst>
 unsigned signs_of_bytes(unsigned x) {
   const unsigned lowest = x >> (7 + 8 * kFirst) & 0x10001u;
