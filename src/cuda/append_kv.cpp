@@ -118,7 +118,7 @@ device::AppendPartParams parameters_of(const core::AppendCall& call, const core:
   return part;
 }
 
-const int* integers(const Tensor& t) { return static_cast<const int*>(t.data); }
+const int* int_data(const Tensor& t) { return static_cast<const int*>(t.data); }
 const float* floats(const Tensor& t) { return static_cast<const float*>(t.data); }
 
 device::AppendParams parameters_of(const core::AppendCall& call) {
@@ -128,11 +128,11 @@ device::AppendParams parameters_of(const core::AppendCall& call) {
     p.part[i] = parameters_of(call, call.all[i]);
     p.heads += p.part[i].heads;
   }
-  p.cu_seqlens = integers(in.cu_seqlens);
-  p.cache_seqlens = integers(in.cache_seqlens);
-  p.positions = integers(in.positions);
-  p.rope_positions = integers(in.rope_positions);
-  p.page_table = integers(in.page_table);
+  p.cu_seqlens = int_data(in.cu_seqlens);
+  p.cache_seqlens = int_data(in.cache_seqlens);
+  p.positions = int_data(in.positions);
+  p.rope_positions = int_data(in.rope_positions);
+  p.page_table = int_data(in.page_table);
   p.inv_freq = floats(in.inv_freq);
   p.cos = floats(in.cos);
   p.sin = floats(in.sin);
