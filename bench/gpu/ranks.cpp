@@ -93,6 +93,10 @@ class Part {
       inputs.sink = floats({p.heads_q});
       gradients.dsink = floats({p.heads_q});
     }
+    // A descriptor gives buffers by name and shape: of its scores only the slopes of ALiBi.
+    for (const auto& buffer : attn::expr::buffers(p.score)) {
+      inputs.buffers.emplace_back(buffer->name(), slopes(p.heads_q));
+    }
   }
 
   // The whole line's cu_seqlens, for a call without ranks.
@@ -178,6 +182,15 @@ class Part {
                          static_cast<std::size_t>(std::max<std::int64_t>(stride, 1)) * 4);
     memory_.back().fill(0);
     t.data = memory_.back().data();
+    return t;
+  }
+  Tensor slopes(std::int64_t heads) {
+    const Tensor t = floats({heads});
+    std::vector<float> host(static_cast<std::size_t>(heads));
+    for (std::size_t h = 0; h < host.size(); ++h) {
+      host[h] = std::exp2(-8 * static_cast<float>(h + 1) / static_cast<float>(heads));
+    }
+    memory_.back().upload(host.data(), host.size() * sizeof(float));
     return t;
   }
   static std::vector<attn::bfloat16> download(const Tensor& t) {
