@@ -13,7 +13,8 @@
 // sums of dK and dV go home in f32 (f64 of an f64 problem; a GPU rounds them to the dtype of the
 // problem first) and are added there in the order of the ranks. docs/scale-out.md explains it.
 //
-// Bits: the same inputs give the same bits each time, on any machine's number of threads. O, LSE
+// Bits: the same inputs give the same bits each time, on any machine's number of threads (on GPUs
+// dQ and gradients of buffers with shared elements only with PlanOptions::deterministic). O, LSE
 // and the elements that dropout drops are those of one rank, where both run PlanOptions::algorithm
 // flash_attention_2 on a CPU and a rank's keys of a sequence begin at multiples of 64 keys and end
 // there or at the sequence's end: of dense K and V, where Options::chunk is a multiple of 64.
@@ -199,7 +200,8 @@ struct Context {
 };
 
 // The plan of a problem that has every size set; the ranks compare what they were given. Refused
-// with Error(unsupported): paged K and V, a shared prefix, lists of keys, batch_invariant.
+// with Error(unsupported): paged K and V, types of their own of K and V, a shared prefix, lists of
+// keys, batch_invariant.
 Plan make_plan(const Problem& problem, const Group& group, const Options& options = {},
                const Context& context = {});
 // The plan that a group of so many ranks would have, to look at: no call takes it.

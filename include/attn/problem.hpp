@@ -83,7 +83,7 @@ struct Problem {
   OptionalDType dtype{};
   // Of K and of V, where they are stored otherwise, as an engine's cache is: any pair, beside any
   // dtype but f64. Each element counts as the number that is stored, times its scale. as_q: dtype.
-  // Blocks (q8_0, q4_0) ask for a head size that 32 divides. Forward, CPU and reference backends.
+  // Blocks (q8_0, q4_0) ask for a head size that 32 divides. Forward only.
   CacheType type_k = CacheType::as_q;
   CacheType type_v = CacheType::as_q;
 

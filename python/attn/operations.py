@@ -121,7 +121,7 @@ def attention(  # noqa: F811
         type_k, type_v: How k and v are stored, where not as q: "f32", "bf16", "f16", or uint8
             arrays of "e4m3" and "i8", or of ggml's blocks "q8_0" and "q4_0", whose last dimension
             is the bytes of a row (attn.quantize). Any pair beside any q but of float64. Forward
-            only, on a CPU.
+            only.
         scale_k, scale_v: Factors of "e4m3" and "i8": float32 `[1]`, `[heads_k]`, or one a key
             and head, laid out as k without head_dim; 1.
         layout: "bshd" as above; "bhsd": tensors of rank 4 are `[batch, heads, seqlen, head_dim]`,

@@ -94,6 +94,15 @@ def page_tree(names, _):
     assert row == len(names["out"])
 
 
+def page_cache(names, _):
+    # 34 bytes a block: an f16 scale and 32 integers.
+    blocks = names["cache"].reshape(*names["cache"].shape[:-1], -1, 34)
+    scales = blocks[..., :2].copy().view(np.float16).astype(np.float64)
+    k = (blocks[..., 2:].view(np.int8) * scales).reshape(names["k"].shape)
+    assert np.abs(k - names["k"]).max() < 0.05
+    assert_out({**names, "k": k}, causal)
+
+
 # What each block of Python on a page must have computed, in their order.
 CHECKS = {
     "README.md": [readme_attention],
@@ -101,6 +110,7 @@ CHECKS = {
         page_gradients,
         lambda names, _: assert_out(names, lambda i, j: i // 256 == j // 256),
         lambda names, _: assert_out(names, lambda i, j: causal(i, j) & (i - j < 66)),
+        page_cache,
         page_tree,
         lambda names, _: assert_out(names, causal),
     ],
