@@ -14,8 +14,9 @@
 
 namespace ATTN_API attn {
 
-// All tensors of a call are on one device. On a GPU the values of cu_seqlens, seqused and
-// page_table cannot be looked at before the call returns: they are not checked, and must be right.
+// All tensors of a call but scalars are on one device. On a GPU the values of cu_seqlens, seqused
+// and page_table cannot be looked at before the call returns: they are not checked, and must be
+// right.
 // Shapes by Layout (problem.hpp). The last dimension of Q, K, V, O and their gradients is
 // contiguous (stride 1); other strides are free, and may be 0 for inputs. What lies in unused
 // pages, padding or past a length is never read into a result. Rows of a packed tensor from
