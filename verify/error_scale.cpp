@@ -117,6 +117,7 @@ std::vector<ScoreSquares> score_squares(const Head<double>& head, std::int64_t i
 std::vector<double> far_errors(const Head<double>& head, std::int64_t i, const Row<double>& row,
                                const std::vector<double>& p) {
   constexpr double kOff = 0x1p-20;  // of S
+  if (head.problem.score.empty()) return {};
   std::vector<double> t(p.size(), -std::numeric_limits<double>::infinity());
   double largest = head.sink();
   for (std::size_t j = 0; j < p.size(); ++j) {
@@ -126,11 +127,12 @@ std::vector<double> far_errors(const Head<double>& head, std::int64_t i, const R
       return reference::value_of<float>(head.problem.score, at, head.inputs.buffers);
     };
     t[j] = score(row.s[j] * (1 - kOff));
-    if (head.problem.score.empty() || t[j] != score(row.s[j] * (1 + kOff))) return {};
+    if (t[j] != score(row.s[j] * (1 + kOff))) return {};
     largest = std::max(largest, t[j]);
   }
   double sum = std::exp(head.sink() - largest);
   for (const double x : t) sum += std::exp(x - largest);
+  if (!std::isfinite(largest) || !std::isfinite(sum)) return {};  // floats end sooner than doubles
   std::vector<double> errors(p.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (p[j] != 0) errors[j] = std::abs(std::exp(t[j] - largest) / sum / p[j] - 1);

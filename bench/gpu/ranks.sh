@@ -30,7 +30,7 @@ c++ -O2 -std=c++20 -Iinclude -Isrc bench/gpu/ranks.cpp "$build/libattn.a" -lfmt 
 say() { table+=("$*") && printf '%s\n' "$*"; }
 [[ $(nvidia-smi -L 2>/dev/null | wc -l) -ge $ranks ]] || say "fewer GPUs than $ranks ranks: some share one"
 
-# The rows of issue 38 that fit on this host: 8192 tokens a GPU.
+# 8192 tokens a GPU: grouped heads, head sizes, packed documents, masks and scores.
 n=$((8192 * ranks))
 problems=(
   "b1_n${n}_hq64_hk8_d128_causal_bf16"

@@ -52,9 +52,9 @@ void Engine::start() {
   const Config& c = model_.config();
   const std::int64_t row = attn::row_size(options_.cache, c.head_dim);
   const attn::DType dtype = attn::storage_dtype(options_.cache);
-  const std::size_t bytes = attn::size_of(dtype) * static_cast<std::size_t>(row) *
-                            static_cast<std::size_t>(pages) *
-                            static_cast<std::size_t>(options_.page * c.heads_k);
+  const std::size_t bytes =
+      attn::size_of(dtype) * static_cast<std::size_t>(row) * static_cast<std::size_t>(pages) *
+      static_cast<std::size_t>(options_.page) * static_cast<std::size_t>(c.heads_k);
   cache_.resize(static_cast<std::size_t>(c.layers));
   for (Layer& layer : cache_) {
     const auto make = [&](std::vector<std::byte>& store) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <stdexcept>
@@ -141,6 +142,7 @@ StoredTensor read_tensor(Cursor& in, std::uint64_t& offset) {
 
 GgufFile::GgufFile(const std::string& path) {
   static_assert(std::endian::native == std::endian::little, "numbers are read as they lie");
+  if (!std::filesystem::is_regular_file(path)) fail("it is no file");
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   const std::streamoff length = file ? static_cast<std::streamoff>(file.tellg()) : -1;
   if (length < 0) fail("it cannot be opened");

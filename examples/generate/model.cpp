@@ -39,7 +39,8 @@ Config read_config(const GgufFile& file) {
         ", the same of keys and values, and an even number that rotate");
   }
   if (or_else("llama.expert_count", 1) != 1) {
-    throw std::runtime_error("llama.expert_count is not 1; there are no experts here");
+    throw std::runtime_error("llama.expert_count is " +
+                             std::to_string(or_else("llama.expert_count", 1)) + "; accepted is 1");
   }
   return c;
 }
@@ -192,15 +193,15 @@ void Model::project(int layer, Activations& x) {
   Layer& l = layers_[static_cast<std::size_t>(layer)];
   normalize(x.x, l.norm_attention, c.epsilon, x.normed);
   const attn::Tensor in = matrix(x.normed, c.dim);
-  l.q.set(in, matrix(x.store_q, c.heads * c.head_dim));
-  l.k.set(in, matrix(x.store_k, c.heads_k * c.head_dim));
-  l.v.set(in, matrix(x.store_v, c.heads_k * c.head_dim));
+  l.q.set(in, matrix(x.store_q, std::int64_t{c.heads} * c.head_dim));
+  l.k.set(in, matrix(x.store_k, std::int64_t{c.heads_k} * c.head_dim));
+  l.v.set(in, matrix(x.store_v, std::int64_t{c.heads_k} * c.head_dim));
 }
 
 void Model::finish(int layer, Activations& x) {
   const Config& c = config_;
   Layer& l = layers_[static_cast<std::size_t>(layer)];
-  l.o.add(matrix(x.store_o, c.heads * c.head_dim), matrix(x.x, c.dim));
+  l.o.add(matrix(x.store_o, std::int64_t{c.heads} * c.head_dim), matrix(x.x, c.dim));
   normalize(x.x, l.norm_inner, c.epsilon, x.normed);
   const attn::Tensor in = matrix(x.normed, c.dim);
   x.gate.resize(x.x.size() / std::size_t(c.dim) * std::size_t(c.dim_inner));

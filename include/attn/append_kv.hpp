@@ -113,8 +113,8 @@ struct AppendOutputs {
 // On a CPU Error(invalid_argument) is thrown, and nothing written, where a position is past the
 // cache or past cos and sin, where page_table has no page of the cache, as -1, for it, and where
 // two rows would go to the same place. On a GPU values cannot be looked at: a row without a place
-// in the cache is not written, one past cos and sin is not written nor is its Q, and of two rows of
-// one place either may be written.
+// in the cache is not written, one past cos and sin is not written nor is its Q, and the place of
+// two rows then holds parts of both.
 //
 // Arithmetic is f32 (angles of inv_freq: f64) and rounded once: results are within the error rule
 // of the fp64 definition (docs/numerics.md, "The error rule"), and a row has the same bits whatever

@@ -142,6 +142,7 @@ device::AppendParams parameters_of(const core::AppendCall& call) {
   std::copy_n(in.page_table.strides.begin(), 2, p.page_table_strides);
   p.cos_stride = in.cos.strides[0];
   p.sin_stride = in.sin.strides[0];
+  p.has_tables = in.cos.rank > 0;
   p.table_rows = in.cos.shape[0];
   p.rows = call.rows;
   p.seqlen = call.seqlen;

@@ -16,7 +16,8 @@ struct PlanData;
 inline constexpr std::size_t kMostHeadGroups = 6;
 
 // K, V heads [first, first + count) with their query heads: a call of its own. Attention is
-// independent over heads, so nothing is merged and no bit differs from one call of all heads.
+// independent over heads, so nothing is merged, and where one call of all heads splits no keys no
+// bit differs from it.
 struct HeadGroup {
   std::int64_t first = 0, count = 0;
   // Its K and V are sent by themselves, before those of the groups behind it. Groups that are not

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <type_traits>
 #include <utility>
 
@@ -55,6 +56,18 @@ class Call {
         guard_(memory.device().index),
         me_(static_cast<std::size_t>(traffic.rank())) {
     memory_.begin();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  // Where another rank failed the caller may free at once what this rank's streams still work on.
+  ~Call() {
+    if (std::uncaught_exceptions() == exceptions_) return;
+    try {
+      memory_.copies.synchronize();
+      memory_.second.synchronize();
+      finish();
+    } catch (...) {  // the error that is under way says more
+    }
   }
 
   // This rank's letter: its K and V, and those of packed groups by themselves.
@@ -290,6 +303,7 @@ class Call {
   const attn::Context& context_;
   PeerMemory& memory_;
   cuda::ContextGuard guard_;
+  const int exceptions_ = std::uncaught_exceptions();
   std::size_t me_;
   std::vector<Letter> letters_{};
   std::vector<std::pair<Tensor, Tensor>> gathered_{};  // K and V of each group

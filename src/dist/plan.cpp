@@ -383,7 +383,9 @@ Plan make_plan(const Problem& problem, const Group& group, const Options& option
   auto data = std::make_shared<PlanData>();
   try {
     describe(problem, options, greeting);
-    *data = make_data(problem, group.size(), options, context.local, are_peers(group, options));
+    const bool peers = are_peers(group, options);
+    greeting.add("traffic", peers ? "from GPU to GPU" : "by messages");
+    *data = make_data(problem, group.size(), options, context.local, peers);
     data->group = group;
     data->identity = identity_of(problem, options);
     plan_work(*data, group.rank(), context.local);

@@ -230,7 +230,9 @@ class Backward {
     if (row.lse == -std::numeric_limits<Real>::infinity()) {
       std::fill(row.t.begin(), row.t.end(), row.lse);  // a row that sees no key
     }
-    for (Real& t : row.t) t = std::min(t, row.lse);  // P is 1 at most
+    if (!is_far(row)) {
+      for (Real& t : row.t) t = std::min(t, row.lse);  // P is 1 at most
+    }
     return row;
   }
 

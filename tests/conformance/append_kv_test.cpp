@@ -48,7 +48,8 @@ TEST(AppendKv, GivesTheSameBitsOnAnyNumberOfThreads) {
     append_kv(a.problem, a.in, a.out, one);
     append_kv(b.problem, b.in, b.out, three);
     EXPECT_TRUE(a.to_q.memory == b.to_q.memory && a.to_k.memory == b.to_k.memory &&
-                a.to_v.memory == b.to_v.memory && a.scale_k.memory == b.scale_k.memory)
+                a.to_v.memory == b.to_v.memory && a.scale_k.memory == b.scale_k.memory &&
+                a.scale_v.memory == b.scale_v.memory)
         << "seed " << seed << ": " << a.text();
   }
 }

@@ -83,7 +83,7 @@ TEST(CudaAppendKv, PromptsAreCopied) {
   std::vector<float> q(kTokens * kHeads * kDim), k(kTokens * kHeadsK * kDim);
   for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i);
   for (std::size_t i = 0; i < k.size(); ++i) k[i] = -static_cast<float>(i);
-  std::vector<float> to_q(q.size()), cache(k.size());
+  std::vector<float> to_q(q.size(), NAN), cache(k.size(), NAN);
   const std::vector<std::int32_t> length{0};
   run_on_gpu({},
              {.q = tensor(q.data(), {1, kTokens, kHeads, kDim}),

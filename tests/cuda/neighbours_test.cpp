@@ -13,14 +13,14 @@ namespace {
 using verify::CaseData;
 using verify::load_element;
 
-// Of sequence b and a K, V head: Q so much larger that references of the softmax move, others
-// another sign.
+// Of sequence b and a K, V head: Q so much larger that references of the softmax move and rows are
+// lost, others another sign.
 void change_inputs(const CaseData& data, std::int64_t b, std::int64_t head_k) {
   const Rows queries{data, true, b}, keys{data, false, b};
   const std::int64_t group = data.problem.heads_q / data.problem.heads_k;
   for (std::int64_t i = 0; i < group; ++i) {
     change(data.inputs.q, queries, 0, queries.in_use(), head_k * group + i,
-           [](double x) { return 16 * x; });
+           [](double x) { return 1024 * x; });
   }
   for (const Tensor* t : {&data.inputs.k, &data.inputs.v}) {
     change(*t, keys, 0, keys.in_use(), head_k, [](double x) { return -x; });

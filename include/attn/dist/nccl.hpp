@@ -66,27 +66,38 @@ class NcclEngine : public Engine {
     for (const Receive& r : receives) bytes += staged_bytes(r.device, r.bytes);
     stage(bytes);
     std::vector<void*> received;
+    std::vector<const void*> sent;
     char* next = static_cast<char*>(staged_);
-    check(ncclGroupStart(), "ncclGroupStart");
     for (const Receive& r : receives) {
       const std::size_t taken = staged_bytes(r.device, r.bytes);
       received.push_back(taken > 0 ? next : r.data);
       next += taken;
-      if (r.bytes > 0) {
-        enqueue(ncclRecv(received.back(), r.bytes, ncclChar, r.from, comm_, stream_), "ncclRecv");
-      }
     }
     for (const Send& s : sends) {
-      const void* data = s.data;
-      if (const std::size_t taken = staged_bytes(s.device, s.bytes); taken > 0) {
-        check(cudaMemcpyAsync(next, s.data, s.bytes, cudaMemcpyHostToDevice, stream_),
-              "a copy to the GPU");
-        data = next;
-        next += taken;
-      }
-      if (s.bytes > 0) enqueue(ncclSend(data, s.bytes, ncclChar, s.to, comm_, stream_), "ncclSend");
+      sent.push_back(s.data);
+      const std::size_t taken = staged_bytes(s.device, s.bytes);
+      if (taken == 0) continue;
+      check(cudaMemcpyAsync(next, s.data, s.bytes, cudaMemcpyHostToDevice, stream_),
+            "a copy to the GPU");
+      sent.back() = next;
+      next += taken;
     }
-    enqueue(ncclGroupEnd(), "ncclGroupEnd");
+    // An error is told when the group has ended: what a thread calls within one only waits for
+    // that.
+    ncclResult_t first = ncclGroupStart();
+    const auto keep = [&](ncclResult_t result) {
+      if (first == ncclSuccess || first == ncclInProgress) first = result;
+    };
+    for (std::size_t i = 0; i < receives.size(); ++i) {
+      const Receive& r = receives[i];
+      if (r.bytes > 0) keep(ncclRecv(received[i], r.bytes, ncclChar, r.from, comm_, stream_));
+    }
+    for (std::size_t i = 0; i < sends.size(); ++i) {
+      const Send& s = sends[i];
+      if (s.bytes > 0) keep(ncclSend(sent[i], s.bytes, ncclChar, s.to, comm_, stream_));
+    }
+    keep(ncclGroupEnd());
+    enqueue(first, "ncclSend or ncclRecv");
     const std::string waits = "rank " + std::to_string(rank_) + " waits for others";
     until_ready(deadline, waits);
     finish(deadline, waits);

@@ -54,7 +54,7 @@ ATTN_DEVICE AppendPlace append_place(const AppendParams& p, long long row) {
   at.rope_position = p.rope_positions == nullptr
                          ? position
                          : position_in(p, p.rope_positions, p.rope_positions_strides, at, row);
-  if (p.cos != nullptr && (at.rope_position < 0 || at.rope_position >= p.table_rows)) return at;
+  if (p.has_tables && (at.rope_position < 0 || at.rope_position >= p.table_rows)) return at;
   at.written = true;
   // Of a prompt that is longer than a ring the last rows stay.
   const bool follows = p.cache_seqlens != nullptr;

@@ -38,7 +38,7 @@ struct AppendParams {
   int batch, heads;  // heads: of all parts
   int together;      // heads that a warp takes of a row, one after the other
   float norm_eps;
-  bool ring, cached;
+  bool ring, cached, has_tables;  // has_tables: of cos and sin, which may be empty
 };
 inline constexpr int kAppendThreads = 256;
 inline constexpr int kAppendRow = 576;  // floats of shared memory that a warp has

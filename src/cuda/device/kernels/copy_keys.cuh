@@ -70,7 +70,10 @@ ATTN_DEVICE void copy_elements(const CopyKeysParams& p, const void* from, const 
     if (C::kUsedK && key >= p.seqused_k[batch]) return;
     if constexpr (C::kPageSize > 0) {
       batch = p.page_table[batch * p.page_table_stride + key / C::kPageSize];
-      if (batch < 0 || batch >= p.num_pages) return;
+      if (batch < 0 || batch >= p.num_pages) {  // as where pages are read in place
+        static_cast<Words4*>(to)[item] = {};
+        return;
+      }
       key %= C::kPageSize;
     }
   }

@@ -22,7 +22,7 @@ struct ForwardStandard {
   using Layout = typename Step::Layout;
   using Thread = typename Step::Thread;
   using Element = typename C::Element;
-  using Row = VisibleRow<C, false, Expressions>;
+  using Row = VisibleRow<C, Expressions>;
   static constexpr int kWarps = Step::kThreads / 32;
 
   const Step step;

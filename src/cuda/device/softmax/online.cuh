@@ -79,7 +79,8 @@ struct OnlineSoftmax {
         m[i] = next_m;
       }
       r[i] = next;
-      l[i] = kKeepsLost && l[i] > kLost ? l[i] : l[i] * alpha[i];
+      // Four threads have parts of l.
+      l[i] = kKeepsLost && l[i] > kLost / 4 ? -minus_infinity() : l[i] * alpha[i];
     }
   }
 

@@ -38,7 +38,7 @@ struct ForwardSm90Follower {
       if (tiles.has_flags(slot)) {
         if (Tiles::kJudgesLate && tiles.trusts_references() != 0) {
           tiles.add_lost(slot);
-        } else {
+        } else if constexpr (C::kHidesKeys) {
           again(slot);
         }
       }

@@ -106,13 +106,17 @@ struct ForwardSm90Tiles {
   ATTN_DEVICE unsigned flag_address(int slot, int warp) const {
     return slot_address(slot) + 36 + static_cast<unsigned>(warp);
   }
+  // For a whole warp. Warps before row 0, whose rows are of the sequence before, do not count: they
+  // must not have this one's computed again.
   ATTN_DEVICE bool has_flags(int slot) const {
-    const Int4 v = load_shared(slot_address(slot) + 32);
-    return (v.y | v.z | v.w) != 0;
+    const int warp = static_cast<int>(threadIdx.x % 32);
+    bool flag = warp < 4 * C::kConsumers && load_shared_byte(flag_address(slot, warp)) != 0;
+    if constexpr (kEndAligned) flag = flag && load_shared(slot_address(slot)).x + 16 * warp >= 0;
+    return __any_sync(~0u, flag);
   }
 
   // A tile without rows. It lets consumers end the tile before while it is open what comes next.
-  static constexpr int kPauseRow = 0x40000000;
+  static constexpr int kPauseRow = 0x7fffff01;  // where no tile begins
 
   // The list of tiles with lost rows, in shared memory: the follower makes it, the producer of
   // tiles deals from it. These are for a whole warp.
