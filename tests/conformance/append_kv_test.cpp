@@ -134,8 +134,9 @@ TEST(AppendKv, FeedsAttention) {
 TEST(AppendKv, OfAPromptLongerThanTheRingTheLastRowsStay) {
   Model model;
   constexpr std::int64_t kRing = 16;
-  Owned k = cache_of(CacheType::f32, kRing), v = k,
-        all_k = cache_of(CacheType::f32, Model::kTokens), all_v = all_k;
+  Owned k = cache_of(CacheType::f32, kRing), v = cache_of(CacheType::f32, kRing),
+        all_k = cache_of(CacheType::f32, Model::kTokens),
+        all_v = cache_of(CacheType::f32, Model::kTokens);
   model.append({.ring = true}, k, v, 0, Model::kTokens);
   model.append({}, all_k, all_v, 0, Model::kTokens);
   for (std::int64_t p = Model::kTokens - kRing; p < Model::kTokens; ++p) {
