@@ -83,8 +83,8 @@ def append_kv(
             head_dim]` with `cu_seqlens`, of the same tokens; any of them.
         cache_k, cache_v: Written at the positions of the new rows and nowhere else: `[batch, rows,
             heads_k, head_dim]`, or `[pages, page_size, heads_k, head_dim]` with `page_table`.
-        out_q: Written, as q; may be q. A new array where it is not given; rows of it that are left out
-            hold anything.
+        out_q: Written, as q; may be q. A new array where it is not given, of which rows that are
+            left out hold anything.
         cache_seqlens: int32 `[batch]`, keys that a sequence had: its new rows follow them.
         positions: Or int32 `[batch, seqlen]` or `[total]`, that of each row; for a row with a
             negative one nothing is written.

@@ -1,6 +1,7 @@
 // K and V of types of their own (tile/cache_type.cuh), times their scales, in the type of Q: what
 // many rows of Q read many times is converted once. Copies are [batch, seqlen_k, heads_k, dim], of
-// packed K [rows, heads_k, dim]; keys past a length and on pages that do not exist are left alone.
+// packed K [rows, heads_k, dim]; keys on pages that do not exist become 0, and keys past a length
+// are left alone.
 //
 // Reads of C:
 //   Element               BFloat16 or Float16

@@ -147,6 +147,29 @@ struct ForwardSm90Producer {
     return none;
   }
 
+  // Where no tile is computed again: puts the tile of use n of the ring, or that there is none.
+  ATTN_DEVICE void put_next(TileDealer& dealer, unsigned n) const {
+    const bool leader = threadIdx.x % 32 == 0;
+    const auto ring = tiles.tile_ring();
+    OutputTile uneven{};
+    if constexpr (C::kUneven) {
+      const int index = leader ? dealer.next() : 0;
+      uneven = tile_with_rows<C>(tiles.p, __shfl_sync(~0u, index, 0));
+    }
+    if (!leader) return;
+    Work w{};
+    w.row0 = Tiles::kNoTile;
+    if constexpr (C::kUneven) {
+      ring.wait_empty(n);
+      if (uneven.batch >= 0) w = tiles.work_at(uneven);
+    } else {
+      const int index = dealer.next();
+      ring.wait_empty(n);
+      if (index < tiles.p.num_tiles) w = tiles.work_at(tile_at<C>(tiles.p, index));
+    }
+    tiles.put(ring.place(n), w);
+  }
+
   // Deals tiles out, classifies their first blocks of keys, and loads Q of them: one warp. It deals
   // a tile while the one before nears its end: one dealt earlier might begin late, as the last of
   // a launch, while other multiprocessors have nothing left to do.
@@ -160,26 +183,11 @@ struct ForwardSm90Producer {
     Passes passes;
     for (unsigned n = 0;; ++n) {
       const int slot = ring.place(n);
-      OutputTile uneven{};
       if constexpr (Tiles::kJudgesLate) {
         const Work w = next_work(passes, dealer, n);
         if (leader) tiles.put(slot, w);
-      } else if constexpr (C::kUneven) {
-        const int index = leader ? dealer.next() : 0;
-        uneven = tile_with_rows<C>(tiles.p, __shfl_sync(~0u, index, 0));
-      }
-      if (!Tiles::kJudgesLate && leader) {
-        Work w{};
-        w.row0 = Tiles::kNoTile;
-        if constexpr (C::kUneven) {
-          ring.wait_empty(n);
-          if (uneven.batch >= 0) w = tiles.work_at(uneven);
-        } else {
-          const int index = dealer.next();
-          ring.wait_empty(n);
-          if (index < tiles.p.num_tiles) w = tiles.work_at(tile_at<C>(tiles.p, index));
-        }
-        tiles.put(slot, w);
+      } else {
+        put_next(dealer, n);
       }
       __syncwarp();
       const Work w = tiles.get(slot);
