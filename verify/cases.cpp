@@ -215,7 +215,7 @@ Case with_dtype(Case c, DType dtype) {
 
 bool has_backward(const Problem& p) {
   return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0 &&
-         !core::has_own_types(p);
+         !core::has_own_types(p) && !core::has_own_type_q(p);
 }
 
 std::int64_t scores(const Case& c) {

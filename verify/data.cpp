@@ -45,7 +45,8 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   const auto shape_k = shape_like(false, row_size(type_k, problem.head_dim));
   const auto shape_v = shape_like(false, row_size(type_v, problem.head_dim_v));
   const auto shape_o = shape_like(true, problem.head_dim_v);
-  inputs.q = input("q", problem.dtype, shape_q, with_broadcast(hints_.broadcast_q));
+  inputs.q = input("q", storage_dtype(core::type_of_q(problem)), shape_q,
+                   with_broadcast(hints_.broadcast_q));
   inputs.k = input("k", storage_dtype(type_k), shape_k, with_broadcast(hints_.broadcast_k));
   if (hints_.v_in_k) {
     inputs.v = inputs.k;

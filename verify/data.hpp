@@ -67,10 +67,11 @@ class CaseData {
   void make_key_list();
   void make_scales();
   double random_scale();
-  // How a tensor of the case stores its elements; as_q but for K and V. And the elements of a row.
+  // How a tensor of the case stores its elements; as_q but for Q, K and V. And the elements of a
+  // row.
   CacheType type_of(const Tensor& tensor) const;
   std::int64_t columns(const Tensor& tensor) const;
-  // Row `index` of a tensor, [..., head], in its type: of K and V in that of the problem, after
+  // Row `index` of a tensor, [..., head], in its type: of Q, K and V in that of the problem, after
   // drawing its scale where it has one of its own.
   void store_row(const Tensor& tensor, const std::vector<std::int64_t>& index,
                  const std::vector<double>& values);

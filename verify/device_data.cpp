@@ -59,6 +59,7 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
   inputs = {.q = here(host.q),
             .k = here(host.k),
             .v = here(host.v),
+            .scale_q = here(host.scale_q),
             .scale_k = here(host.scale_k),
             .scale_v = here(host.scale_v),
             .cu_seqlens_q = here(host.cu_seqlens_q),

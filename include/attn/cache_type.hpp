@@ -1,4 +1,5 @@
-// How caches of keys and values store their elements, where that is not in the type of Q.
+// How caches of keys and values store their elements, where that is not in the type of Q, and how Q
+// does where that is not in the type of O.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace ATTN_API attn {
 
-// Of K, or of V (Problem::type_k, type_v). A row is the head_dim elements of a key and head.
+// Of K, of V, or of Q (Problem::type_k, type_v, type_q). A row is the head_dim elements of a key
+// and head.
 enum class CacheType : std::uint8_t {
   as_q,  // Problem::dtype
   f64,   // of problems of f64 alone

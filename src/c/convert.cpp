@@ -253,6 +253,7 @@ Inputs inputs_of(const attn_inputs* given_inputs) {
       {&inputs.rng_state, {"rng_state", from.rng_state}},
       {&inputs.scale_k, {"scale_k", from.scale_k}},
       {&inputs.scale_v, {"scale_v", from.scale_v}},
+      {&inputs.scale_q, {"scale_q", from.scale_q}},
   };
   for (const auto& [member, named] : members) *member = tensor_of(named.first, named.second);
   inputs.buffers = bindings_of("buffers of inputs", from.buffers, from.num_buffers);

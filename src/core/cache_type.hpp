@@ -25,15 +25,24 @@ constexpr CacheType cache_type(DType dtype) {
   }
   return CacheType::f32;
 }
-// How K and V of a problem are stored; never as_q.
+// How Q, K and V of a problem are stored; never as_q.
+inline CacheType type_of_q(const Problem& p) {
+  return p.type_q == CacheType::as_q ? cache_type(p.dtype) : p.type_q;
+}
 inline CacheType type_of_k(const Problem& p) {
   return p.type_k == CacheType::as_q ? cache_type(p.dtype) : p.type_k;
 }
 inline CacheType type_of_v(const Problem& p) {
   return p.type_v == CacheType::as_q ? cache_type(p.dtype) : p.type_v;
 }
+// Of K or of V.
 inline bool has_own_types(const Problem& p) {
   return p.type_k != CacheType::as_q || p.type_v != CacheType::as_q;
+}
+inline bool has_own_type_q(const Problem& p) { return p.type_q != CacheType::as_q; }
+// Whether the products of Q K^T and of P V can be those of 8-bit floats.
+inline bool is_e4m3(const Problem& p) {
+  return p.type_q == CacheType::e4m3 && p.type_k == CacheType::e4m3 && p.type_v == CacheType::e4m3;
 }
 // Whether elements are blocks with a scale of their own, and whether scales of Inputs multiply
 // them.

@@ -99,13 +99,16 @@ void store_q4_0(std::byte* block, const double* x) {
   }
 }
 
+// One scale, or one a head.
+Rows scales_of_heads(const Tensor& scale) {
+  return {.base = static_cast<std::byte*>(scale.data),
+          .head_stride = scale.shape[0] == 1 ? 0 : scale.strides[0] * 4};
+}
+
 Rows scale_rows(const Problem& problem, const Inputs& inputs, const Tensor& scale,
                 std::int64_t batch) {
   if (!scale.given()) return {};
-  if (scale.rank == 1) {
-    return {.base = static_cast<std::byte*>(scale.data),
-            .head_stride = scale.shape[0] == 1 ? 0 : scale.strides[0] * 4};
-  }
+  if (scale.rank == 1) return scales_of_heads(scale);
   return rows_of_scales(problem, inputs, scale, batch);
 }
 
@@ -162,6 +165,13 @@ void store_cached_row(std::byte* row, const double* values, std::int64_t dim, Ca
 Scales::Scales(const Problem& problem, const Inputs& inputs, const Tensor& scale,
                std::int64_t batch)
     : given_(scale.given()), rows_(scale_rows(problem, inputs, scale, batch)) {}
+
+Scales Scales::of_q(const Problem& problem, const Inputs& inputs, std::int64_t batch) {
+  const Tensor& scale = inputs.scale_q;
+  if (!scale.given()) return {false, {}};
+  return {true,
+          scale.rank == 1 ? scales_of_heads(scale) : rows_like_q(problem, inputs, scale, batch)};
+}
 
 }  // namespace core
 }  // namespace attn

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "core/problem/costs.hpp"
 #include "core/tensor/size.hpp"
@@ -133,6 +134,11 @@ int choose_threads(const Problem& p, Phase phase, int available) {
 }
 
 void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
+  if (core::has_own_type_q(problem)) {
+    throw Error(ErrorCode::unsupported, "type_q is " + std::string(name(problem.type_q)) +
+                                            "; accepted by the cpu backend is as_q (problem " +
+                                            core::echo(problem) + ")");
+  }
   if (problem.key_list > 0 && options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -304,8 +310,8 @@ std::vector<Plan> plan_shorter(Plan& longest, const PlanOptions& options, const 
 }  // namespace
 
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
-  if (problem.seqlen_prefix > 0) return plan_prefix(problem, options, context);
   check_options(problem, phase, options);
+  if (problem.seqlen_prefix > 0) return plan_prefix(problem, options, context);
   Plan plan = plan_of_longest(problem, phase, options, context);
   std::vector<Plan> shorter = plan_shorter(plan, options, context);
   finish(plan, std::move(shorter));

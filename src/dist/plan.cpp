@@ -46,6 +46,7 @@ void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t ch
   };
   if (p.layout_k == Layout::paged) refuse("layout_k is paged", "dense or packed");
   if (p.seqlen_prefix != 0) refuse(fmt::format("seqlen_prefix is {}", p.seqlen_prefix), "0");
+  if (core::has_own_type_q(p)) refuse(fmt::format("type_q is {}", name(p.type_q)), "as_q");
   if (core::has_own_types(p)) {
     refuse(fmt::format("type_k is {} and type_v is {}", name(p.type_k), name(p.type_v)), "as_q");
   }

@@ -43,12 +43,12 @@ struct Matrix {
   const Real* operator[](std::int64_t i) const { return data.data() + i * columns; }
 };
 
-// Rows of K or V of one sequence, as they are stored.
+// Rows of Q, K or V of one sequence, as they are stored.
 struct CachedRows {
-  const core::Rows& rows;
+  core::Rows rows;
   CacheType type;
   core::Scales scales;
-  DType round_to;  // of what is multiplied: a cache in another type is converted to it first
+  DType round_to;  // of what is multiplied: what is of another type is converted to it first
 
   template <class Real>
   void load(std::int64_t i, std::int64_t head, std::int64_t columns, Real* to) const {

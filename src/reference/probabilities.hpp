@@ -68,7 +68,7 @@ struct Head {
         rounding(round_to),
         order(o),
         head(h),
-        q(load_matrix<Real>(s.q, p.dtype, h, s.length_q, p.head_dim)),
+        q(load_matrix<Real>(rows_of_q(), h, s.length_q, p.head_dim)),
         k(load_matrix<Real>(rows_of_k(), head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim)),
         v(load_matrix<Real>(rows_of_v(), head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim_v)),
         k_transposed(transposed(k)),
@@ -87,6 +87,10 @@ struct Head {
     k_transposed = transposed(k);
   }
 
+  CachedRows rows_of_q() const {
+    return {sequence.q, core::type_of_q(problem),
+            core::Scales::of_q(problem, inputs, sequence.batch), rounding.operands};
+  }
   CachedRows rows_of_k() const {
     return {sequence.k, core::type_of_k(problem),
             core::Scales(problem, inputs, inputs.scale_k, sequence.batch), rounding.operands};

@@ -73,6 +73,7 @@ class InC {
     c.num_buffers = in.buffers.size();
     c.scale_k = of(in.scale_k);
     c.scale_v = of(in.scale_v);
+    c.scale_q = of(in.scale_q);
     return c;
   }
   attn_outputs of(const Outputs& out) { return {sizeof(attn_outputs), of(out.o), of(out.lse)}; }

@@ -51,12 +51,12 @@ int explain_problem(const ExplainOptions& options) {
                 fmt::format("seqlen_prefix is {}; accepted by explain is 0 (problem {})",
                             request.problem.seqlen_prefix, to_string(request.problem)));
   }
-  if (core::has_own_types(request.problem)) {
+  if (core::has_own_types(request.problem) || core::has_own_type_q(request.problem)) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("type_k is {} and type_v is {}; accepted by explain is as_q (problem "
-                            "{})",
-                            name(request.problem.type_k), name(request.problem.type_v),
-                            to_string(request.problem)));
+                fmt::format("type_q is {}, type_k is {} and type_v is {}; accepted by explain is "
+                            "as_q (problem {})",
+                            name(request.problem.type_q), name(request.problem.type_k),
+                            name(request.problem.type_v), to_string(request.problem)));
   }
   if (!options.algorithm.empty()) request.algorithm = parse_algorithm(options.algorithm);
   const std::string page = page_of(request);

@@ -164,10 +164,12 @@ void check_io_size(const std::string& descriptor, const Problem& p, const IoChoi
                 fmt::format("{} has a shared prefix of {} keys; counted are problems without one",
                             core::echo(descriptor), p.seqlen_prefix));
   }
-  if (core::has_own_types(p)) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("{} has K of type {} and V of type {}; counted are those of as_q",
-                            core::echo(descriptor), name(p.type_k), name(p.type_v)));
+  if (core::has_own_types(p) || core::has_own_type_q(p)) {
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} has Q of type {}, K of type {} and V of type {}; counted are those "
+                    "of as_q",
+                    core::echo(descriptor), name(p.type_q), name(p.type_k), name(p.type_v)));
   }
   // Plans have tiles of this size or larger ones, whatever the model's are.
   constexpr double kPlanTile = 512 * 64;

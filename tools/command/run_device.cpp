@@ -10,7 +10,7 @@ OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const OutputG
   for (Tensor* tensor :
        {&inputs_.q, &inputs_.k, &inputs_.v, &inputs_.cu_seqlens_q, &inputs_.cu_seqlens_k,
         &inputs_.seqused_q, &inputs_.seqused_k, &inputs_.page_table, &inputs_.key_list,
-        &inputs_.scale_k, &inputs_.scale_v, &inputs_.prefix_k, &inputs_.prefix_v,
+        &inputs_.scale_q, &inputs_.scale_k, &inputs_.scale_v, &inputs_.prefix_k, &inputs_.prefix_v,
         &inputs_.prefix_page_table, &inputs_.sink, &inputs_.rng_state}) {
     *tensor = here(*tensor);
   }

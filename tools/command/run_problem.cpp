@@ -43,8 +43,8 @@ bool is_shape(std::string_view token) {
   const bool is_size =
       std::find(kSizes.begin(), kSizes.end(), token.substr(0, digits)) != kSizes.end() &&
       token.find_first_not_of("0123456789", digits) == std::string_view::npos;
-  const bool is_cache_type =
-      token.starts_with("k(") || token.starts_with("v(") || token.starts_with("kv(");
+  const bool is_cache_type = token.starts_with("q(") || token.starts_with("k(") ||
+                             token.starts_with("v(") || token.starts_with("kv(");
   return is_size || is_cache_type || is_dtype(token) || token == "packed" || token == "packedq" ||
          token == "packedk" || token == "pagedprefix";
 }
@@ -161,15 +161,18 @@ class Reader {
         inputs.cu_seqlens_k.given() || has_token("packed") || has_token("packedk");
     layout_q_ = packed_q ? Layout::packed : Layout::dense;
     layout_k_ = paged ? Layout::paged : packed_k ? Layout::packed : Layout::dense;
-    inputs.q = heads_tensor("--q", options_.q, layout_q_, result_.batchless_q);
-    // Caches in types of their own (--problem "kv(q8_0)") are not converted, and may be of bytes.
+    // Q, K and V in types of their own (--problem "q(e4m3)_kv(q8_0)") are not converted, and may be
+    // of bytes.
     const auto has_type = [&](std::string_view of) {
       return std::any_of(user_tokens_.begin(), user_tokens_.end(), [&](const std::string& token) {
-        return token.starts_with("kv(") || token.starts_with(of);
+        return token.starts_with(of) || (of != "q(" && token.starts_with("kv("));
       });
     };
+    has_type_q_ = has_type("q(");
+    inputs.q = heads_tensor("--q", options_.q, layout_q_, result_.batchless_q, has_type_q_);
     inputs.k = heads_tensor("--k", options_.k, layout_k_, result_.batchless_k, has_type("k("));
     inputs.v = heads_tensor("--v", options_.v, layout_k_, result_.batchless_v, has_type("v("));
+    inputs.scale_q = optional_input("scale_q", "");
     inputs.scale_k = optional_input("scale_k", "");
     inputs.scale_v = optional_input("scale_v", "");
     if (!options_.backward) {
@@ -236,7 +239,9 @@ class Reader {
       tokens.emplace_back("pagedprefix");
     }
     const auto dtype = std::find_if(tokens.begin(), tokens.end(), is_dtype);
-    if (dtype == tokens.end()) {
+    if (has_type_q_) {
+      if (dtype == tokens.end() && !options_.dtype.empty()) tokens.emplace_back(options_.dtype);
+    } else if (dtype == tokens.end()) {
       tokens.emplace_back(name(inputs.q.dtype));
     } else if (*dtype != name(inputs.q.dtype)) {
       throw Error(ErrorCode::invalid_argument,
@@ -393,6 +398,7 @@ class Reader {
   std::vector<std::string> user_tokens_;  // of --problem
   std::optional<io::SafetensorsFile> file_;
   Layout layout_q_ = Layout::dense, layout_k_ = Layout::dense;
+  bool has_type_q_ = false;          // Q is in a type of its own, and says no dtype
   std::vector<std::string> tokens_;  // of the whole
   RunProblem result_;
 };

@@ -74,6 +74,7 @@ SampledProblem::SampledProblem(const Problem& whole, const Inputs& inputs, const
   }
 
   inputs_.q = (q_ = queries(inputs.q)).tensor();
+  if (inputs.scale_q.given()) inputs_.scale_q = (scale_q_ = query_scales()).tensor();
   inputs_.k = (k_ = gather_keys(sequence_.k, inputs.k)).tensor();
   inputs_.v = (v_ = gather_keys(sequence_.v, inputs.v)).tensor();
   if (inputs.scale_k.given()) inputs_.scale_k = (scale_k_ = gather_scales(inputs.scale_k)).tensor();
@@ -129,6 +130,19 @@ io::Array SampledProblem::gather_keys(const core::Rows& rows, const Tensor& tens
   for (const std::int32_t key : values(key_positions_)) {
     std::memcpy(at, rows.row(key, sample_.head_k), bytes);
     at += bytes;
+  }
+  return result;
+}
+
+io::Array SampledProblem::query_scales() const {
+  const auto scales = core::Scales::of_q(whole_, whole_inputs_, sample_.batch);
+  io::Array result(DType::f32, std::array{std::int64_t{1},
+                                          static_cast<std::int64_t>(sample_.rows.size()), group()});
+  auto* at = static_cast<float*>(result.tensor().data);
+  for (const std::int32_t row : sample_.rows) {
+    for (std::int64_t h = 0; h < group(); ++h) {
+      *at++ = scales.at(row, sample_.head_k * group() + h);
+    }
   }
   return result;
 }

@@ -47,6 +47,7 @@ class SampledProblem {
  private:
   io::Array key_list() const;
   io::Array gather_keys(const core::Rows& rows, const Tensor& tensor) const;
+  io::Array query_scales() const;                      // [1, rows, group]
   io::Array gather_scales(const Tensor& scale) const;  // [1, keys, 1]
   template <class Copy>
   void for_each_query(const core::Rows& rows, const io::Array& array, const Copy& copy) const;
@@ -57,8 +58,9 @@ class SampledProblem {
   core::Sequence sequence_;
   Problem problem_;
   Inputs inputs_;
-  io::Array q_, k_, v_, key_list_, query_positions_, key_positions_, scale_k_,
-      scale_v_;          // positions: i32, in the whole
+  io::Array q_, k_, v_, key_list_, query_positions_,
+      key_positions_;  // positions: i32, in the whole
+  io::Array scale_q_, scale_k_, scale_v_;
   io::Array constants_;  // i32: batch and seqlen_q of the whole
 };
 

@@ -59,6 +59,23 @@ void fill_head_dim_v(Problem& p, std::int64_t size) {
   fill(p.head_dim_v, blocked ? size / of_block * core::kCacheBlock : size);
 }
 
+void fill_dtype(const ArgumentCheck& check, Problem& p, const Tensor& q) {
+  if (core::has_own_type_q(p)) {
+    if (p.dtype.given()) return;
+    check.refuse(
+        fmt::format("dtype is not given and type_q is {}, of which O cannot be; accepted are f32, "
+                    "bf16 and f16",
+                    name(p.type_q)));
+  }
+  if (p.dtype.given() && p.dtype != q.dtype) {
+    check.refuse(
+        fmt::format("q is {}, dtype is {}; accepted are tensors of that dtype, or a dtype that is "
+                    "not given, for theirs",
+                    to_string(q), name(p.dtype)));
+  }
+  p.dtype = q.dtype;
+}
+
 void fill_q(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   const Tensor& q = inputs.q;
   fill(p.heads_q, q.shape[q.rank - 2]);
@@ -137,13 +154,7 @@ Problem complete(const Problem& problem, const Inputs& inputs) {
   check_rank(check, "q", inputs.q, p.layout_q);
   check_rank(check, "k", inputs.k, p.layout_k);
   check_rank(check, "v", inputs.v, p.layout_k);
-  if (p.dtype.given() && p.dtype != inputs.q.dtype) {
-    check.refuse(
-        fmt::format("q is {}, dtype is {}; accepted are tensors of that dtype, or a dtype that is "
-                    "not given, for theirs",
-                    to_string(inputs.q), name(p.dtype)));
-  }
-  p.dtype = inputs.q.dtype;
+  fill_dtype(check, p, inputs.q);
   fill(p.head_dim, inputs.q.shape[inputs.q.rank - 1]);
   fill_head_dim_v(p, inputs.v.shape[inputs.v.rank - 1]);
   fill_q(check, p, inputs);

@@ -161,11 +161,12 @@ double bytes_of_rows(const Problem& p, Phase phase, double rows_q, double rows_k
   const auto d = static_cast<double>(p.head_dim);
   const auto d_v = static_cast<double>(p.head_dim_v);
   const auto element = static_cast<double>(size_of(p.dtype));
+  const auto query = static_cast<double>(row_bytes(type_of_q(p), p.head_dim));
   const auto key = static_cast<double>(row_bytes(type_of_k(p), p.head_dim) +
                                        row_bytes(type_of_v(p), p.head_dim_v));
   rows_k += static_cast<double>(p.heads_k) * static_cast<double>(p.seqlen_prefix);
   if (phase == Phase::forward) {
-    return element * rows_q * (d + d_v) + key * rows_k + 4 * rows_q;  // Q, O; K, V; LSE
+    return rows_q * (query + element * d_v) + key * rows_k + 4 * rows_q;  // Q, O; K, V; LSE
   }
   return element * (rows_q * (2 * d + 2 * d_v) + rows_k * 2 * (d + d_v)) + 4 * rows_q;
 }

@@ -71,7 +71,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 33>& kinds();
+  static const std::array<Kind, 34>& kinds();
 
   void take(std::string_view text) {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -133,6 +133,7 @@ class Parser {
       *to = parse_cache_type(type);
     }
   }
+  void read_q() { cache_type({{"type_q", &problem_.type_q}}); }
   void read_k() { cache_type({{"type_k", &problem_.type_k}}); }
   void read_v() { cache_type({{"type_v", &problem_.type_v}}); }
   void read_kv() { cache_type({{"type_k", &problem_.type_k}, {"type_v", &problem_.type_v}}); }
@@ -268,8 +269,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 33>& Parser::kinds() {
-  static const std::array<Kind, 33> kKinds{{
+const std::array<Parser::Kind, 34>& Parser::kinds() {
+  static const std::array<Kind, 34> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -284,6 +285,7 @@ const std::array<Parser::Kind, 33>& Parser::kinds() {
       {"f32", "f32", &Parser::read_dtype},
       {"bf16", "bf16", &Parser::read_dtype},
       {"f16", "f16", &Parser::read_dtype},
+      {"q", "q(<type>)", &Parser::read_q},
       {"k", "k(<type>)", &Parser::read_k},
       {"v", "v(<type>)", &Parser::read_v},
       {"kv", "kv(<type>)", &Parser::read_kv},

@@ -26,6 +26,7 @@ void add_inputs(Tensors& tensors, const Inputs& inputs,
   add_given(tensors, "q", inputs.q);
   add_given(tensors, "k", inputs.k);
   add_given(tensors, "v", inputs.v);
+  add_given(tensors, "scale_q", inputs.scale_q);
   add_given(tensors, "scale_k", inputs.scale_k);
   add_given(tensors, "scale_v", inputs.scale_v);
   add_given(tensors, "cu_seqlens_q", inputs.cu_seqlens_q);

@@ -91,11 +91,28 @@ void check_scalar(const ArgumentCheck& check, const Label& label, DType dtype, c
   check.aligned(label, t);
 }
 
-// As shape_like_k, without the last dimension.
+// As shape_like_q and shape_like_k, without the last dimension.
+Shape shape_of_scales_q(const Problem& p, std::int64_t rows) {
+  if (p.layout_q == Layout::packed) return {rows, p.heads_q};
+  return {p.batch, p.seqlen_q, p.heads_q};
+}
 Shape shape_of_scales(const Problem& p, std::int64_t rows) {
   if (p.layout_k == Layout::packed) return {rows, p.heads_k};
   if (p.layout_k == Layout::paged) return {rows, p.page_size, p.heads_k};
   return {p.batch, p.seqlen_k, p.heads_k};
+}
+
+// Scales by rank 1: one, or one a head. False where a given tensor is of another rank.
+bool check_scale_of_heads(const ArgumentCheck& check, std::string_view name, const Tensor& t,
+                          std::string_view heads, std::int64_t count) {
+  check.view(name, t);
+  if (t.rank != 1) return false;
+  if (t.dtype != DType::f32 || (t.shape[0] != 1 && t.shape[0] != count)) {
+    check.refuse(
+        fmt::format("{0} is {1}; accepted of rank 1 are f32[1] and f32[{2}], {2} being {3}", name,
+                    to_string(t), heads, count));
+  }
+  return true;
 }
 
 // Scales of a type that has some: of all keys and heads, or of fewer by rank 1.
@@ -106,21 +123,23 @@ void check_scale(const ArgumentCheck& check, const Problem& p, const Inputs& inp
     check.refuse(fmt::format("{} is {} and {} is {}; accepted with e4m3 and i8 alone", name,
                              to_string(t), field, attn::name(type)));
   }
-  check.view(name, t);
-  if (t.rank == 1) {
-    if (t.dtype != DType::f32 || (t.shape[0] != 1 && t.shape[0] != p.heads_k)) {
-      check.refuse(
-          fmt::format("{} is {}; accepted of rank 1 are f32[1] and f32[heads_k], heads_k "
-                      "being {}",
-                      name, to_string(t), p.heads_k));
-    }
-    return;
-  }
+  if (check_scale_of_heads(check, name, t, "heads_k", p.heads_k)) return;
   if (p.seqlen_prefix > 0 && !p.paged_prefix) {
     check.refuse(fmt::format("{} is {}; accepted beside prefix_k are f32[1] and f32[heads_k]", name,
                              to_string(t)));
   }
   check.tensor(name, t, DType::f32, shape_of_scales(p, inputs.k.shape[0]));
+}
+
+void check_scale_q(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  const Tensor& t = inputs.scale_q;
+  if (!t.given()) return;
+  if (!has_own_type_q(p)) {
+    check.refuse(
+        fmt::format("scale_q is {} and type_q is as_q; accepted with e4m3 alone", to_string(t)));
+  }
+  if (check_scale_of_heads(check, "scale_q", t, "heads_q", p.heads_q)) return;
+  check.tensor("scale_q", t, DType::f32, shape_of_scales_q(p, inputs.q.shape[0]));
 }
 
 // Whether the prefix is there where the problem has one; its pages are checked with those of K.
@@ -209,7 +228,7 @@ Shape shape_like_k(const Problem& problem, std::int64_t rows, std::int64_t dim) 
 std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Problem& p,
                                            const Inputs& inputs,
                                            std::pmr::memory_resource& memory) {
-  check.tensor("q", inputs.q, p.dtype, shape_like_q(p, kAnySize, p.head_dim));
+  check.tensor("q", inputs.q, storage_dtype(type_of_q(p)), shape_like_q(p, kAnySize, p.head_dim));
   check.contiguous_rows("q", inputs.q);
   const CacheType type_k = type_of_k(p), type_v = type_of_v(p);
   check.tensor("k", inputs.k, storage_dtype(type_k),
@@ -218,6 +237,7 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   check.tensor("v", inputs.v, storage_dtype(type_v),
                shape_like_k(p, inputs.k.shape[0], row_size(type_v, p.head_dim_v)));
   check.contiguous_rows("v", inputs.v);
+  check_scale_q(check, p, inputs);
   check_scale(check, p, inputs, "scale_k", inputs.scale_k, "type_k", type_k);
   check_scale(check, p, inputs, "scale_v", inputs.scale_v, "type_v", type_v);
   check_prefix(check, p, inputs);

@@ -108,6 +108,20 @@ void check_cache_type(const ArgumentCheck& check, const Problem& p, std::string_
   }
 }
 
+void check_type_q(const ArgumentCheck& check, const Problem& p) {
+  if (!has_own_type_q(p)) return;
+  if (name(p.type_q) == "unknown") {
+    check.refuse(fmt::format("type_q is {}; accepted are as_q and e4m3 of cache_type.hpp",
+                             static_cast<int>(p.type_q)));
+  }
+  if (p.type_q != CacheType::e4m3) {
+    check.refuse(fmt::format("type_q is {}; accepted are as_q and e4m3", name(p.type_q)));
+  }
+  if (p.dtype == DType::f64) {
+    check.refuse(fmt::format("type_q is {} and dtype is f64; accepted is as_q", name(p.type_q)));
+  }
+}
+
 void check_expressions(const ArgumentCheck& check, const Problem& p) {
   using attn::expr::Op;
   using attn::expr::Type;
@@ -140,6 +154,7 @@ void validate_problem(const Problem& problem) {
   check_layouts(check, problem);
   check_sizes(check, problem);
   check_products(check, problem);
+  check_type_q(check, problem);
   check_cache_type(check, problem, "type_k", problem.type_k, problem.head_dim);
   check_cache_type(check, problem, "type_v", problem.type_v, problem.head_dim_v);
   if (problem.softmax_scale && !std::isfinite(*problem.softmax_scale)) {

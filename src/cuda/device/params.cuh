@@ -157,12 +157,13 @@ struct ForwardParams : ProblemParams {
   int list_length;
 };
 
-// Of caches in types of their own: a factor for each key and head, one a head or one for all where
-// strides are 0. Null: 1.
+// Of Q, K and V in types of their own: a factor for each row and head, one a head or one for all
+// where strides are 0. Null: 1.
 struct CachedForwardParams : ForwardParams {
+  const float* scale_q;
   const float* scale_k;
   const float* scale_v;
-  Strides scale_k_strides, scale_v_strides;
+  Strides scale_q_strides, scale_k_strides, scale_v_strides;
 };
 
 // What converts all keys (kernels/copy_keys.cuh); rows: of K, of all sequences.

@@ -104,6 +104,7 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
 void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& inputs, const Tensor& k,
                        const Tensor& v) {
   to.aligned = alignment_of(inputs.q) % 16 == 0;
+  to.scale_q = inputs.scale_q.given();
   to.scale_k = inputs.scale_k.given();
   to.scale_v = inputs.scale_v.given();
   if (core::has_own_types(p)) {
@@ -117,16 +118,14 @@ void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& input
 }
 
 void fill_scales(device::CachedForwardParams& to, const Problem& p, const Inputs& inputs) {
-  const auto strides = [&](const Tensor& scale) -> device::Strides {
-    if (scale.rank == 1) return {0, 0, scale.shape[0] == 1 ? 0 : scale.strides[0]};
-    return strides_of(scale, p.layout_k);
-  };
-  for (const auto& [scale, data, by] :
-       {std::tuple{&inputs.scale_k, &to.scale_k, &to.scale_k_strides},
-        std::tuple{&inputs.scale_v, &to.scale_v, &to.scale_v_strides}}) {
+  for (const auto& [scale, layout, data, by] :
+       {std::tuple{&inputs.scale_q, p.layout_q, &to.scale_q, &to.scale_q_strides},
+        std::tuple{&inputs.scale_k, p.layout_k, &to.scale_k, &to.scale_k_strides},
+        std::tuple{&inputs.scale_v, p.layout_k, &to.scale_v, &to.scale_v_strides}}) {
     if (!scale->given()) continue;
     *data = static_cast<const float*>(scale->data);
-    *by = strides(*scale);
+    *by = scale->rank == 1 ? device::Strides{0, 0, scale->shape[0] == 1 ? 0 : scale->strides[0]}
+                           : strides_of(*scale, layout);
   }
 }
 

@@ -40,9 +40,11 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.dtype = p.dtype;
   f.head_dim = static_cast<int>(p.head_dim);
   f.head_dim_v = static_cast<int>(p.head_dim_v);
+  f.type_q = core::type_of_q(p);
   f.type_k = core::type_of_k(p);
   f.type_v = core::type_of_v(p);
   f.cached = core::has_own_types(p);
+  f.scale_q = tensors.scale_q;
   f.scale_k = tensors.scale_k;
   f.scale_v = tensors.scale_v;
   f.packed_q = p.layout_q == Layout::packed;

@@ -16,7 +16,7 @@ struct ForwardTensors {
   bool aligned = true;
   // K and V in types of their own do not count there; theirs are multiples of cache_alignment().
   bool cache_aligned = true;
-  bool scale_k = false, scale_v = false;  // given
+  bool scale_q = false, scale_k = false, scale_v = false;  // given
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
   // A packed Q has few rows for its sequences and the longest of them: their numbers of queries
   // differ much (plan/decoding_part.hpp).
@@ -31,9 +31,10 @@ struct ForwardFeatures {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
   int page_size = 0;      // when paged
   bool key_list = false;  // keys by list
-  // How K and V are stored, never as_q; cached: one of them in a type of its own.
-  CacheType type_k = CacheType::bf16, type_v = CacheType::bf16;
-  bool cached = false, scale_k = false, scale_v = false;  // whether there are scales of Inputs
+  // How Q, K and V are stored, never as_q; cached: K or V in a type of its own.
+  CacheType type_q = CacheType::bf16, type_k = CacheType::bf16, type_v = CacheType::bf16;
+  bool cached = false;
+  bool scale_q = false, scale_k = false, scale_v = false;  // whether there are scales of Inputs
   bool sink = false, dropout = false;
   bool dropout_flipped = false;  // core::DropoutRule::flipped
   bool rng_state = false;        // seed and offset of dropout are read by the kernel

@@ -34,7 +34,11 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                                                  const ForwardRequest& request, KeySplits splits) {
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
-  if (core::has_own_types(p) && !kernel.takes_cache_types) {
+  const bool is_stored_so = kernel.takes_e4m3 && core::is_e4m3(p);
+  if (core::has_own_type_q(p) && !is_stored_so) {
+    return {{}, fmt::format("type_q is {}; accepted by {} is as_q", name(p.type_q), kernel.name)};
+  }
+  if (core::has_own_types(p) && !kernel.takes_cache_types && !is_stored_so) {
     return {{},
             fmt::format("type_k is {} and type_v is {}; accepted by {} is as_q", name(p.type_k),
                         name(p.type_v), kernel.name)};
