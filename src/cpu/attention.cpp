@@ -38,6 +38,7 @@ Attention::Attention(const Problem& p, const Inputs& in, const TileOps& table,
       group(static_cast<int>(p.heads_q / p.heads_k)),
       dim(static_cast<int>(p.head_dim)),
       dim_v(static_cast<int>(p.head_dim_v)),
+      type_q(core::type_of_q(p)),
       type_k(core::type_of_k(p)),
       type_v(core::type_of_v(p)),
       scale(static_cast<float>(p.scale())),
@@ -133,7 +134,17 @@ void Attention::load_query_block(const core::Sequence& sequence, int head_k, std
 void Attention::pack_query_block(const core::Sequence& sequence, QueryBlock& block) const {
   const std::byte* row[kMaxRows];
   for (int r = 0; r < block.count; ++r) row[r] = sequence.q.row(block.query[r], block.head[r]);
-  ops.pack_q(row, block.count, dim, problem.dtype, q_scale_, block.q_t);
+  float scale[kMaxRows];
+  ops.pack_q(row, block.count, dim, type_q, scales_of_q(sequence, block, scale), q_scale_,
+             block.q_t);
+}
+
+const float* Attention::scales_of_q(const core::Sequence& sequence, const QueryBlock& block,
+                                    float* scale) const {
+  if (!inputs.scale_q.given()) return nullptr;
+  const core::Scales scales = core::Scales::of_q(problem, inputs, sequence.batch);
+  for (int r = 0; r < block.count; ++r) scale[r] = scales.at(block.query[r], block.head[r]);
+  return scale;
 }
 
 const float* Attention::scales(const Tensor& of, const core::Sequence& sequence, int head_k,

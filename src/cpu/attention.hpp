@@ -98,8 +98,8 @@ class Attention {
   const TileOps& ops;
   const int group;  // query heads of a K, V head
   const int dim, dim_v;
-  const CacheType type_k, type_v;  // as K and V are stored; never as_q
-  const float scale;               // softmax_scale
+  const CacheType type_q, type_k, type_v;  // as they are stored; never as_q
+  const float scale;                       // softmax_scale
   const Expressions& programs;
   std::pmr::vector<core::Sequence> sequences;  // all of the batch, or some in its order
   // Of a part of a larger problem: where its rows stand in that, for dropout. Else null.
@@ -127,6 +127,9 @@ class Attention {
   // Describes the block and packs its Q^T.
   void load_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0, int count,
                         QueryBlock& block) const;
+  // scale[r] <- the scale of Q of row r of a described block; null where there are none.
+  const float* scales_of_q(const core::Sequence& sequence, const QueryBlock& block,
+                           float* scale) const;
   // scale[j] <- the scale of K (of V) of key key0 + j; null where there are none.
   const float* scales(const Tensor& of, const core::Sequence& sequence, int head_k, int key0,
                       int keys, float* scale) const;

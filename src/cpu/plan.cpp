@@ -134,11 +134,6 @@ int choose_threads(const Problem& p, Phase phase, int available) {
 }
 
 void check_options(const Problem& problem, Phase phase, const PlanOptions& options) {
-  if (core::has_own_type_q(problem)) {
-    throw Error(ErrorCode::unsupported, "type_q is " + std::string(name(problem.type_q)) +
-                                            "; accepted by the cpu backend is as_q (problem " +
-                                            core::echo(problem) + ")");
-  }
   if (problem.key_list > 0 && options.algorithm != Algorithm::automatic &&
       options.algorithm != Algorithm::flash_attention_2) {
     throw Error(ErrorCode::unsupported,
@@ -190,7 +185,10 @@ void choose_operands(Plan& plan, InstructionSet asked) {
   if (may_multiply_bf16(plan)) {
     const int multiple = tile_ops(plan.isa, DType::bf16).dim_multiple;
     // A scale that is not positive cannot be applied after the row maximum is taken.
-    if (p.scale() <= 0) {
+    if (core::has_own_type_q(p)) {
+      plan.reasons.push_back("f32 operands: Q (" + std::string(name(p.type_q)) +
+                             ") times its scale would be rounded to bf16");
+    } else if (p.scale() <= 0) {
       plan.reasons.emplace_back("f32 operands: bf16 operands need a softmax_scale above 0");
     } else if (p.head_dim % multiple != 0 || p.head_dim_v % multiple != 0) {
       plan.reasons.push_back("f32 operands: bf16 tiles need head sizes that are multiples of " +
@@ -310,8 +308,8 @@ std::vector<Plan> plan_shorter(Plan& longest, const PlanOptions& options, const 
 }  // namespace
 
 Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const Context& context) {
-  check_options(problem, phase, options);
   if (problem.seqlen_prefix > 0) return plan_prefix(problem, options, context);
+  check_options(problem, phase, options);
   Plan plan = plan_of_longest(problem, phase, options, context);
   std::vector<Plan> shorter = plan_shorter(plan, options, context);
   finish(plan, std::move(shorter));

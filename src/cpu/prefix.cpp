@@ -304,7 +304,7 @@ void forward_prefix(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   }
   const Passes* passes = &state->passes;
   std::optional<Passes> anew;
-  if (passes->shared && !core::is_in_line(p, inputs.q)) {
+  if (passes->shared && !core::is_in_line(p, inputs)) {
     passes = &anew.emplace(plan_passes(p, false, state->options, context));
   }
   std::optional<Plan> changed;

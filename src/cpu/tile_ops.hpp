@@ -144,10 +144,10 @@ struct TileOps {
   void (*leave)();
 
   // --- Packing. A null row pointer packs zeros. source: dtype of the rows. dim: elements of a row.
-  // --- q_t [dim][rows] (bf16: [ceil(dim / 2)][rows] pairs) <- scale * row; bf16 operands take
-  // scale = 1 only.
-  void (*pack_q)(const std::byte* const* row, int count, int dim, DType source, float scale,
-                 void* q_t);
+  // --- q_t [dim][rows] (bf16: [ceil(dim / 2)][rows] pairs) <- scale * row, each row times its own
+  // scale too where `scales` is not null; bf16 operands take rows of bf16 with scale = 1 only.
+  void (*pack_q)(const std::byte* const* row, int count, int dim, CacheType source,
+                 const float* scales, float scale, void* q_t);
   // k [keys][leading_dim(dim)] (bf16: the same bytes halved) <- rows, each times its scale where
   // `scale` is not null. Rows of other types than the operand's are rounded to it.
   void (*pack_k)(const std::byte* const* row, int keys, int dim, CacheType source,

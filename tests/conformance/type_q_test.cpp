@@ -1,5 +1,5 @@
 // Q in a type of its own (Problem::type_q): what its bytes and scales mean, against numbers written
-// by hand, and what is refused.
+// by hand, attention over it against the reference, and what is refused.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,6 +11,8 @@
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
+#include "conformance/support.hpp"
+#include "verify/conformance.hpp"
 
 namespace attn {
 namespace {
@@ -42,15 +44,44 @@ struct OneKey {
   }
 };
 
+// Every algorithm and kind of call in turn, each on two instruction sets.
+TEST(TypeQ, AgreesWithTheReference) {
+  constexpr const char* kCases[] = {
+      "b2_sq1_sk200_hq8_hk2_d64_q(e4m3)_bf16",
+      "b2_sq40_sk139_hq4_hk2_d32_causal_paged16_q(e4m3)_kv(e4m3)_bf16",
+      "b2_sq37_sk150_sp130_hq6_hk2_d96_q(e4m3)_kv(i8)_f16/padded_strided",
+      "b2_sq3_sk90_hq6_hk2_d32_list40_q(e4m3)_f32",
+      "b3_n100_hq4_hk2_d80_dv64_packed_causal_q(e4m3)_kv(e4m3)_bf16/strided",
+      "b2_sq70_sk300_h2_d128_window30x0_sink_softcap20_q(e4m3)_kv(e4m3)_f16/padded",
+      "b1_n130_h2_d64_dropout0.2_alibi_q(e4m3)_kv(e4m3)_bf16",
+      "b1_sq3_sk400_hq8_hk2_d64_sink_q(e4m3)_kv(e4m3)_bf16/select"};
+  const std::vector<InstructionSet> sets = verify::available_instruction_sets();
+  std::size_t turn = 0;
+  for (const char* text : kCases) {
+    const verify::Case c = verify::parse_case(text);
+    verify::Conformance conformance(c, 40 + turn, false);
+    std::vector<Algorithm> all = verify::algorithms_for(c.problem, Phase::forward);
+    all.push_back(Algorithm::automatic);
+    for (const Algorithm algorithm : all) {
+      const verify::Report report = conformance.check(
+          {.backend = Backend::cpu, .algorithm = algorithm, .isa = sets[turn++ % sets.size()]});
+      EXPECT_EQ(report.status, verify::Status::passed) << verify::to_string(report);
+    }
+  }
+}
+
 TEST(TypeQ, ElementsAreThoseOfTheType) {
   OneKey call;
   const std::array<std::uint8_t, 6> bytes{0x7e, 0xfe, 0x01, 0x38, 0x80, 0x08};
   for (std::size_t i = 0; i < bytes.size(); ++i) call.q[4 * i] = bytes[i];  // of head 0
-  const std::vector<float> lse = call.run(Backend::reference);
-  // The largest, the least, the smallest above 0 (2^-9); 1, -0 and 2^-6.
-  EXPECT_EQ((std::vector<float>{lse[0], lse[1], lse[2]}), (std::vector<float>{448, -448, 0x1p-9f}));
-  EXPECT_EQ((std::vector<float>{lse[6], lse[7], lse[8]}), (std::vector<float>{1, 0, 0x1p-6f}));
-  for (const std::size_t of_head_1 : {3, 4, 5, 9, 10, 11}) EXPECT_EQ(lse[of_head_1], 1);
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    const std::vector<float> lse = call.run(backend);
+    // The largest, the least, the smallest above 0 (2^-9); 1, -0 and 2^-6.
+    EXPECT_EQ((std::vector<float>{lse[0], lse[1], lse[2]}),
+              (std::vector<float>{448, -448, 0x1p-9f}));
+    EXPECT_EQ((std::vector<float>{lse[6], lse[7], lse[8]}), (std::vector<float>{1, 0, 0x1p-6f}));
+    for (const std::size_t of_head_1 : {3, 4, 5, 9, 10, 11}) EXPECT_EQ(lse[of_head_1], 1);
+  }
 }
 
 TEST(TypeQ, EachRowHasItsScale) {
@@ -60,7 +91,7 @@ TEST(TypeQ, EachRowHasItsScale) {
   const auto at = [](std::size_t b, std::size_t h, std::size_t i) { return (b * 2 + h) * 3 + i; };
   Tensor of_sequence_and_head = tensor(scale.data(), {2, 3, 2});
   of_sequence_and_head.strides = {2, 0, 1, 0};
-  for (const Backend backend : {Backend::reference}) {
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
     const std::vector<float> one = call.run(backend, tensor(scale.data(), {1}));
     const std::vector<float> heads = call.run(backend, tensor(scale.data(), {2}));
     const std::vector<float> rows = call.run(backend, tensor(scale.data(), {2, 3, 2}));

@@ -42,7 +42,8 @@ TEST_P(Products, ForwardTileMatchesItsDefinition) {
       Floats s(kBlockK * kMaxRows), p(kBlockK * kMaxRows), row_max(kMaxRows), m(kMaxRows),
           l(kMaxRows), alpha(kMaxRows);
       Floats o_t(static_cast<std::size_t>(dim * kMaxRows));
-      ops().pack_q(q_rows.rows.data(), rows, dim, q_rows.dtype, 1.0f, q_t.data());
+      ops().pack_q(q_rows.rows.data(), rows, dim, core::cache_type(q_rows.dtype), nullptr, 1.0f,
+                   q_t.data());
       ops().pack_k(k_rows.rows.data(), keys, dim, core::cache_type(k_rows.dtype), nullptr,
                    k_tile.data());
       ops().pack_v(v_rows.rows.data(), keys, dim, core::cache_type(v_rows.dtype), nullptr,
@@ -151,8 +152,8 @@ TEST_P(Products, BlocksTogetherAreThoseOfEachAlone) {
       for (std::size_t i = 0; i < kTiles; ++i) {
         for (float& x : values) x = rounded(normal());
         const SourceRows q_rows(ops().rows, dim, bf16(), values);
-        ops().pack_q(q_rows.rows.data(), ops().rows, dim, q_rows.dtype, 1.0f,
-                     q_t.data() + i * q_floats);
+        ops().pack_q(q_rows.rows.data(), ops().rows, dim, core::cache_type(q_rows.dtype), nullptr,
+                     1.0f, q_t.data() + i * q_floats);
         for (std::size_t copy = 0; copy < 2; ++copy) {
           const std::size_t at = copy * kTiles + i;
           scores[at] = {q_t.data() + i * q_floats, s.data() + at * tile,

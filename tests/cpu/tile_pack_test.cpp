@@ -36,7 +36,7 @@ TEST_P(Pack, RowsOfEveryTypeAreWidenedAndPadded) {
       Floats k(2 * ld);
       ops().pack_k(row, 2, dim, core::cache_type(dtype), nullptr, k.data());
       Floats q_t(n * kMaxRows);
-      ops().pack_q(row, 1, dim, dtype, 2.0f, q_t.data());
+      ops().pack_q(row, 1, dim, core::cache_type(dtype), nullptr, 2.0f, q_t.data());
       for (std::size_t d = 0; d < ld; ++d) {
         ASSERT_EQ(k[d], d < n ? expected[d] : 0.0f);
         ASSERT_EQ(k[ld + d], 0.0f);

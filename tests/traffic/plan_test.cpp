@@ -50,10 +50,11 @@ double bytes_of_row(int dim, DType source) {
 double bytes_of_row(int dim, CacheType source) {
   return static_cast<double>(core::row_bytes(source, dim));
 }
-void pack_q(const std::byte* const* row, int count, int dim, DType source, float scale, void* q_t) {
+void pack_q(const std::byte* const* row, int count, int dim, CacheType source, const float* scales,
+            float scale, void* q_t) {
   seen.end_block();
   for (int r = 0; r < count; ++r) seen.note(seen.by_pack_q, row[r], bytes_of_row(dim, source));
-  seen.ops->pack_q(row, count, dim, source, scale, q_t);
+  seen.ops->pack_q(row, count, dim, source, scales, scale, q_t);
 }
 void pack_k(const std::byte* const* row, int keys, int dim, CacheType source, const float* scale,
             void* k) {

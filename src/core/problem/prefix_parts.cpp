@@ -157,10 +157,13 @@ PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool in_lin
   return parts;
 }
 
-bool is_in_line(const Problem& problem, const Tensor& q) {
+bool is_in_line(const Problem& problem, const Inputs& inputs) {
   if (problem.layout_q == Layout::packed || problem.batch == 1 || problem.seqlen_q == 1)
     return true;
-  return q.strides[0] == problem.seqlen_q * q.strides[1];
+  const auto in_line = [&](const Tensor& t) {
+    return t.strides[0] == problem.seqlen_q * t.strides[1];
+  };
+  return in_line(inputs.q) && (inputs.scale_q.rank <= 1 || in_line(inputs.scale_q));
 }
 
 Tensor rows_of_all(const Problem& problem, const Tensor& q) {
@@ -169,7 +172,7 @@ Tensor rows_of_all(const Problem& problem, const Tensor& q) {
     out.shape[0] = std::min(q.shape[0], all_rows(problem));
     return out;
   }
-  out.rank = 3;
+  out.rank = q.rank - 1;
   out.shape = {q.shape[0] * q.shape[1], q.shape[2], q.shape[3], 0};
   out.strides = {problem.seqlen_q == 1 ? q.strides[0] : q.strides[1], q.strides[2], q.strides[3],
                  0};
@@ -179,6 +182,8 @@ Tensor rows_of_all(const Problem& problem, const Tensor& q) {
 Inputs shared_inputs(const Problem& problem, const PrefixParts& parts, const Inputs& inputs) {
   Inputs part;
   part.q = rows_of_all(problem, inputs.q);
+  const Tensor& scale = inputs.scale_q;
+  part.scale_q = scale.rank <= 1 ? scale : rows_of_all(problem, scale);
   take_keys(problem, inputs, 1, 0, parts.shared_keys, part);
   part.buffers = inputs.buffers;
   return part;
@@ -187,6 +192,7 @@ Inputs shared_inputs(const Problem& problem, const PrefixParts& parts, const Inp
 Inputs rest_inputs(const Problem& problem, const PrefixParts& parts, const Inputs& inputs) {
   Inputs part;
   part.q = inputs.q;
+  part.scale_q = inputs.scale_q;
   part.cu_seqlens_q = inputs.cu_seqlens_q;
   part.seqused_q = inputs.seqused_q;
   take_keys(problem, inputs, problem.batch, parts.shared_keys,

@@ -36,9 +36,10 @@ struct PrefixParts {
 // in_line: whether the rows of Q may be taken as those of one sequence (is_in_line).
 PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool in_line = true);
 
-// Whether the rows of all sequences of Q lie at one distance.
-bool is_in_line(const Problem& problem, const Tensor& q);
-// Q, or another tensor of its layout that is in line, as [rows, heads, dim] of one packed sequence.
+// Whether the rows of all sequences of Q, and their scales, lie at one distance.
+bool is_in_line(const Problem& problem, const Inputs& inputs);
+// Q, its scales or another tensor of its layout that is in line, as [rows, heads, dim] of one
+// packed sequence.
 Tensor rows_of_all(const Problem& problem, const Tensor& q);
 
 // Inputs of the parts. cu_seqlens_q of shared, and buffers that hold own lengths, are the caller's

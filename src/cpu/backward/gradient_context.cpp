@@ -212,7 +212,8 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
     q[r] = sequence.q.row(block.q.query[r], block.q.head[r]);
     d_o[r] = grad.row(block.q.query[r], block.q.head[r]);
   }
-  a_.ops.pack_q(d_o, count, a_.dim_v, a_.problem.dtype, 1.0f, block.do_t);
+  a_.ops.pack_q(d_o, count, a_.dim_v, core::cache_type(a_.problem.dtype), nullptr, 1.0f,
+                block.do_t);
   block.q_apart = block.do_apart = 0;
   if (may_hide()) {  // Q and dO are of the type of K and V
     block.q_apart = a_.ops.nonfinite_rows(q, count, a_.dim, a_.type_k);

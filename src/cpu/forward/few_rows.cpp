@@ -15,7 +15,8 @@ void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadS
   const std::byte* row[kMaxRows];
   for (int r = 0; r < count; ++r)
     row[r] = sequence.q.row(state.block.query[r], state.block.head[r]);
-  a.ops.pack_k(row, count, a.dim, core::cache_type(a.problem.dtype), nullptr, state.q);
+  float scale[kMaxRows];
+  a.ops.pack_k(row, count, a.dim, a.type_q, a.scales_of_q(sequence, state.block, scale), state.q);
   for (int i = 0; i < count * leading_dim(a.dim); ++i) state.q[i] *= a.q_scale();
   std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
   std::fill_n(state.s, kBlockK * kMaxDecodeRows, 0.0f);  // lanes without a row

@@ -72,7 +72,7 @@ inline GroupScratch group_scratch(const Attention& a, int heads = 1) {
 inline int load_query_group(const Attention& a, const core::Sequence& sequence, int head_k,
                             std::int64_t row0, std::int64_t rows, QueryBlock* q_blocks) {
   // Rows of Q lie heads * head_dim apart: asked for together, their cache misses overlap.
-  const std::size_t row_bytes = static_cast<std::size_t>(a.dim) * size_of(a.problem.dtype);
+  const std::size_t row_bytes = static_cast<std::size_t>(core::row_bytes(a.type_q, a.dim));
   std::int64_t query = row0 / a.group, in_group = row0 % a.group;
   for (std::int64_t r = 0; r < rows; ++r) {
     prefetch_row(sequence.q.row(query, head_k * a.group + in_group), row_bytes);

@@ -7,7 +7,8 @@
 namespace attn::cpu::ATTN_ISA {
 
 // The source is bf16 (scale 1). Rows of an odd dim end in a pair with zero.
-static void pack_q_bf16(const std::byte* const* row, int count, int dim, DType, float, void* q_t) {
+static void pack_q_bf16(const std::byte* const* row, int count, int dim, CacheType, const float*,
+                        float, void* q_t) {
   std::uint32_t* out = static_cast<std::uint32_t*>(q_t);
   const int pairs = (dim + 1) / 2;
   for (int r0 = 0; r0 < kRows; r0 += kLanes) {

@@ -45,8 +45,8 @@ ATTN_INLINE void transpose(F (&x)[kCount]) {
   }
 }
 
-static void pack_q_f32(const std::byte* const* row, int count, int dim, DType source, float scale,
-                       void* q_t) {
+static void pack_q_f32(const std::byte* const* row, int count, int dim, CacheType source,
+                       const float* scales, float scale, void* q_t) {
   float* out = static_cast<float*>(q_t);
   for (int r0 = 0; r0 < kRows; r0 += kLanes) {
     if (r0 >= count) {
@@ -58,13 +58,11 @@ static void pack_q_f32(const std::byte* const* row, int count, int dim, DType so
       F x[kLanes];
       for (int r = 0; r < kLanes; ++r) {
         const std::byte* p = r0 + r < count ? row[r0 + r] : nullptr;
-        if (p == nullptr) {
-          x[r] = F{};
-        } else if (width == kLanes) {
-          x[r] = load_row(p, d0, source) * set1(scale);
-        } else {
-          x[r] = load_row_part(p, d0, width, source) * set1(scale);
-        }
+        x[r] = F{};
+        if (p == nullptr) continue;
+        x[r] = width == kLanes ? load_row(p, d0, source) : load_row_part(p, d0, width, source);
+        if (scales != nullptr) x[r] = x[r] * set1(scales[r0 + r]);
+        x[r] = x[r] * set1(scale);
       }
       transpose(x);
       for (int d = 0; d < width; ++d) store(out + (d0 + d) * kRows + r0, x[d]);

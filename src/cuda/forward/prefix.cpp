@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/cache_type.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/plan/choose_forward.hpp"
@@ -66,7 +67,8 @@ PrefixNeeds prefix_needs(const Problem& problem, const DeviceInfo& device,
 PrefixTensors prefix_tensors(const Problem& problem, const Inputs& inputs) {
   PrefixTensors tensors;
   if (problem.seqlen_prefix == 0) return tensors;
-  tensors.in_line = core::is_in_line(problem, inputs.q);
+  // A copy of Q is, wherever Q lies.
+  tensors.in_line = core::has_own_type_q(problem) || core::is_in_line(problem, inputs);
   if (problem.layout_q == Layout::packed) {
     tensors.rows = core::rows_of_all(problem, inputs.q).shape[0];
   }
