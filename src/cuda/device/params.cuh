@@ -166,11 +166,12 @@ struct CachedForwardParams : ForwardParams {
   Strides scale_q_strides, scale_k_strides, scale_v_strides;
 };
 
-// What converts all keys (kernels/copy_keys.cuh); rows: of K, of all sequences.
-struct CopyKeysParams : CachedForwardParams {
+// What converts Q, K and V (kernels/copy_operands.cuh); rows: of K, rows_q: of Q, of all sequences.
+struct CopyOperandsParams : CachedForwardParams {
+  void* to_q;
   void* to_k;
   void* to_v;
-  long long rows;
+  long long rows_q, rows;
 };
 
 // Partial results over keys that another pass had, those of a shared prefix: o [splits][rows]

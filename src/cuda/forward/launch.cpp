@@ -11,7 +11,7 @@
 #include "cuda/driver/counters.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
-#include "cuda/forward/copied_keys.hpp"
+#include "cuda/forward/copied_operands.hpp"
 #include "cuda/forward/forward.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
@@ -143,19 +143,24 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
            std::ranges::all_of(others, [](const auto& other) { return other.maps.made; });
   };
   auto* const workspace = static_cast<std::byte*>(context.workspace.data);
-  // With K and V as the passes read them.
+  // With Q, K and V as the passes read them.
   std::optional<Inputs> copies;
-  if (run->copy != nullptr) {
-    copies = copied_inputs(problem, inputs, workspace + run->copies_offset);
-  }
-  const Inputs& read = copies ? *copies : inputs;
-  PassMaps maps = maps_of(run->pass, run->problem, read, outputs);
-  std::vector<PrefixOperands> operands = prefix_operands(problem, *run, inputs);
+  const auto copies_of = [&](const ForwardRun& of) -> const Inputs& {
+    if (of.copy == nullptr) return inputs;
+    return copies.emplace(copied_inputs(problem, inputs, of.copies, workspace + of.copies_offset));
+  };
+  const Inputs* read = &copies_of(*run);
+  PassMaps maps = maps_of(run->pass, run->problem, *read, outputs);
+  std::vector<PrefixOperands> operands = prefix_operands(problem, *run, *read);
   if (!all_made(maps, operands)) {
     tensors.mapped = false;
     run = find();
     maps = {};
-    operands = prefix_operands(problem, *run, inputs);
+    read = &copies_of(*run);
+    operands = prefix_operands(problem, *run, *read);
+  }
+  if (run->copy != nullptr) {
+    launch_copy(*run->copy, problem, inputs, *read, run->copies, context.stream);
   }
   device::OtherParts others{};
   for (std::size_t i = 0; i < operands.size(); ++i) {
@@ -165,9 +170,6 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     launch_pass(part.pass, part.problem, part.expressions, operands[i].inputs, {},
                 operands[i].maps.get(), others, context);
   }
-  if (run->copy != nullptr) {
-    launch_copy(*run->copy, problem, inputs, read, context.stream);
-  }
   // A seed of dropout is a number of the call, which what the plan keeps does not know.
   std::optional<Problem> over;
   if (run->copy != nullptr) {
@@ -175,9 +177,9 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     over->dropout = problem.dropout;
   }
   const Problem& own_keys = over ? *over : problem.seqlen_prefix > 0 ? run->problem : problem;
-  launch_pass(run->pass, own_keys, run->expressions, read, outputs, maps.get(), others, context);
+  launch_pass(run->pass, own_keys, run->expressions, *read, outputs, maps.get(), others, context);
   if (run->decoding) {
-    launch_pass(*run->decoding, own_keys, run->expressions, read, outputs, nullptr, others,
+    launch_pass(*run->decoding, own_keys, run->expressions, *read, outputs, nullptr, others,
                 context);
   }
 }

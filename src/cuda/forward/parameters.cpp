@@ -103,12 +103,19 @@ device::ForwardParams forward_parameters(const Problem& p, const ForwardConfig& 
 
 void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& inputs, const Tensor& k,
                        const Tensor& v) {
-  to.aligned = alignment_of(inputs.q) % 16 == 0;
+  if (core::has_own_type_q(p)) {
+    // Rows of a copy follow each other.
+    to.aligned = p.head_dim * static_cast<std::int64_t>(size_of(p.dtype)) % 16 == 0;
+    to.cache_aligned = alignment_of(inputs.q) % cache_alignment(p.type_q, p.head_dim) == 0;
+  } else {
+    to.aligned = alignment_of(inputs.q) % 16 == 0;
+  }
   to.scale_q = inputs.scale_q.given();
   to.scale_k = inputs.scale_k.given();
   to.scale_v = inputs.scale_v.given();
   if (core::has_own_types(p)) {
-    to.cache_aligned = alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&
+    to.cache_aligned = to.cache_aligned &&
+                       alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&
                        alignment_of(v) % cache_alignment(core::type_of_v(p), p.head_dim_v) == 0;
     return;
   }

@@ -11,7 +11,7 @@
 #include "attn/error.hpp"
 #include "core/text/echo.hpp"
 #include "cuda/driver/device.hpp"
-#include "cuda/forward/copied_keys.hpp"
+#include "cuda/forward/copied_operands.hpp"
 #include "cuda/forward/forward.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
@@ -151,16 +151,23 @@ Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_pa
   return plan;
 }
 
-// Adds what converts K and V to the plan over the copies.
-void add_copy(Plan& plan, const Problem& problem) {
+// Adds what converts Q, K and V to the plan over the copies.
+void add_copy(Plan& plan, const Problem& problem, Copies copies) {
   plan.problem = problem;
-  const core::Size workspace = decoding_offset(plan.workspace_bytes) + copied_bytes(problem);
+  const core::Size workspace =
+      decoding_offset(plan.workspace_bytes) + copied_bytes(problem, copies);
   check_sizes(problem, Phase::forward, workspace, plan.tasks);
   plan.workspace_bytes = workspace.value();
-  plan.reasons.push_back(fmt::format(
-      "a kernel ahead converts K ({}) and V ({}) to {} in the workspace, as many rows of Q read "
-      "each key",
-      name(problem.type_k), name(problem.type_v), name(problem.dtype)));
+  if (copies.q) {
+    plan.reasons.push_back(fmt::format("a kernel ahead converts Q ({}) to {} in the workspace",
+                                       name(problem.type_q), name(problem.dtype)));
+  }
+  if (copies.keys) {
+    plan.reasons.push_back(fmt::format(
+        "a kernel ahead converts K ({}) and V ({}) to {} in the workspace, as many rows of Q read "
+        "each key",
+        name(problem.type_k), name(problem.type_v), name(problem.dtype)));
+  }
 }
 
 // Adds what runs over the shared prefix to the plan of the own keys.
@@ -199,17 +206,17 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   }
   const Arch arch = supported_arch(device_info(options.device.index));
   const std::string kernel = forward_kernel_name(options.algorithm, options.kernel);
+  const Copies copies = choose_copies(problem, arch, kernel);
+  const Problem read = over_copies(problem, copies);
   Plan plan;
-  if (problem.seqlen_prefix > 0) {
-    const auto parts = core::prefix_parts(problem, core::OwnLengths::seqused);
+  if (read.seqlen_prefix > 0) {
+    const auto parts = core::prefix_parts(read, core::OwnLengths::seqused);
     plan = plan_keys(parts.own, options, true);
-    add_prefix(plan, problem, parts, options);
-  } else if (copies_keys(problem, arch, kernel)) {
-    plan = plan_keys(over_copies(problem), options, false);
-    add_copy(plan, problem);
+    add_prefix(plan, read, parts, options);
   } else {
-    plan = plan_keys(problem, options, false);
+    plan = plan_keys(read, options, false);
   }
+  if (copies.any()) add_copy(plan, problem, copies);
   plan.state = std::shared_ptr<core::MadeFor>(std::make_shared<PlanState<ForwardRun>>(plan));
   return plan;
 }
@@ -219,9 +226,9 @@ std::vector<Source> forward_sources(const Problem& problem, Arch arch, const Pla
   constexpr int kMultiprocessors = 132;
   const std::string_view kernel = options.kernel;
   std::vector<Source> sources;
-  if (copies_keys(problem, arch, kernel)) {
-    sources = forward_sources(over_copies(problem), arch, options);
-    sources.push_back(copy_keys_source(problem, {}));
+  if (const Copies copies = choose_copies(problem, arch, kernel); copies.any()) {
+    sources = forward_sources(over_copies(problem, copies), arch, options);
+    sources.push_back(copy_source(problem, {}, copies));
     return sources;
   }
   Problem own = problem;

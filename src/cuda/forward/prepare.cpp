@@ -10,7 +10,6 @@
 #include "core/validate/plan_field.hpp"
 #include "cuda/codegen/places_text.hpp"
 #include "cuda/driver/device.hpp"
-#include "cuda/forward/copied_keys.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
 #include "cuda/forward/source.hpp"
@@ -99,28 +98,29 @@ core::Size own_workspace(const Plan& plan, const Problem& own, Arch arch, std::s
   return part ? with_decoding(needed, *part) : needed;
 }
 
-// Whether keys are converted ahead, of a plan.
-bool copies_keys_of(const Plan& plan, Arch arch) {
-  return copies_keys(plan.problem, arch, forward_kernel_name(plan.algorithm, plan.kernel));
+// Bytes of all passes, behind which copies are. read: the problem of the plan over these.
+core::Size passes_workspace(const Plan& plan, const Problem& read, const Problem& own, Arch arch,
+                            std::string_view kernel) {
+  const core::Size needed = own_workspace(plan, own, arch, kernel);
+  if (read.seqlen_prefix == 0) return needed;
+  return decoding_offset(needed) +
+         prefix_needs(read, device_info(plan.device.index), kernel).workspace;
 }
 
 // Holds a plan that was changed by hand to what it takes now.
-void check_plan(const Plan& plan, const Problem& own, Arch arch, std::string_view kernel) {
+void check_plan(const Plan& plan, const Problem& read, const Problem& own, Copies copies, Arch arch,
+                std::string_view kernel) {
   core::check_plan_range(plan, "num_splits", plan.num_splits, 1, kMostSplits);
   const DeviceInfo& device = device_info(plan.device.index);
-  core::Size needed = own_workspace(plan, own, arch, kernel);
+  core::Size needed = passes_workspace(plan, read, own, arch, kernel);
   core::Size blocks = most_blocks(own, arch, key_splits(plan), kernel);
   if (const auto part = decoding_part_of(plan, own, arch, device)) {
     blocks = std::max(blocks, most_blocks(*part));
   }
-  if (plan.problem.seqlen_prefix > 0) {
-    const PrefixNeeds prefix = prefix_needs(plan.problem, device, kernel);
-    needed = decoding_offset(needed) + prefix.workspace;
-    blocks = std::max(blocks, prefix.blocks);
+  if (read.seqlen_prefix > 0) {
+    blocks = std::max(blocks, prefix_needs(read, device, kernel).blocks);
   }
-  if (copies_keys_of(plan, arch)) {
-    needed = decoding_offset(needed) + copied_bytes(plan.problem);
-  }
+  if (copies.any()) needed = decoding_offset(needed) + copied_bytes(plan.problem, copies);
   check_sizes(plan.problem, Phase::forward, needed, blocks);
   core::check_plan_workspace(plan, needed.value());
 }
@@ -186,23 +186,25 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   // A kernel that needs tensor maps gives way, also one that was named, to the fastest without.
   const std::string_view kernel = tensors.mapped ? std::string_view(named) : std::string_view();
   const KeySplits splits = key_splits(plan);
-  ForwardRun run{.signature = signature, .problem = plan.problem};
+  ForwardRun run{.signature = signature,
+                 .problem = plan.problem,
+                 .copies = choose_copies(plan.problem, arch, named)};
+  const Problem read = over_copies(plan.problem, run.copies);
+  run.problem = read;
   if (splits.keeps_parts) {
-    run.parts = prefix_parts_of(plan.problem, signature);
+    run.parts = prefix_parts_of(read, signature);
     run.problem = run.parts.own;
   }
-  const bool copies = copies_keys_of(plan, arch);
-  if (copies) run.problem = over_copies(plan.problem);
   const Problem& p = run.problem;
-  check_plan(plan, p, arch, named);
+  check_plan(plan, read, p, run.copies, arch, named);
   run.expressions = pack_of(p);
   std::optional<DecodingPart> part;
   if (tensors.uneven_q && tensors.aligned) part = decoding_part_of(plan, p, arch, device);
   tensors.uneven_q = part.has_value();
   std::vector<KernelRequest> requests;
-  if (copies) {
-    run.copies_offset = decoding_offset(own_workspace(plan, p, arch, named)).value();
-    requests.push_back({copy_keys_source(plan.problem, tensors), &run.copy});
+  if (run.copies.any()) {
+    run.copies_offset = decoding_offset(passes_workspace(plan, read, p, arch, named)).value();
+    requests.push_back({copy_source(plan.problem, tensors, run.copies), &run.copy});
   }
   if (splits.keeps_parts) {
     add_prefix(run, plan, device, kernel, own_workspace(plan, p, arch, named), requests);

@@ -11,6 +11,7 @@
 #include "core/problem/prefix_parts.hpp"
 #include "cuda/codegen/expression_pack.hpp"
 #include "cuda/device/params.cuh"
+#include "cuda/forward/copied_operands.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/kernels/forward_kernel.hpp"
 
@@ -52,12 +53,13 @@ struct PrefixPass {
 // All of a run but the tensors of a call.
 struct ForwardRun {
   ForwardSignature signature{};  // what it was made for
-  Problem problem{};             // of the plan, over the own keys where there is a prefix
+  Problem problem{};  // of the plan, over copies, and over the own keys where there is a prefix
   ExpressionPack expressions{};
   core::PrefixParts parts{};  // of a problem with a prefix
   std::vector<PrefixPass> prefix{};
-  // Converts K and V ahead (copied_keys.hpp), to so many bytes behind the workspace's start; null
-  // where kernels read them as they are.
+  // Converts Q, K and V ahead, to so many bytes behind the workspace's start; null where kernels
+  // read them as they are.
+  Copies copies{};
   std::shared_ptr<const Kernel> copy{};
   std::int64_t copies_offset = 0;
   ForwardPass pass{};

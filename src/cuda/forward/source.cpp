@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/cache_type.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/codegen/expression_text.hpp"
 #include "cuda/device/params.cuh"
@@ -104,6 +105,10 @@ std::string print_combine_config(const ForwardConfig& c) {
 }  // namespace
 
 void print_cache_types(const ForwardFeatures& f, ConfigText& to) {
+  if (core::is_scaled(f.type_q)) {
+    to.type("CacheQ", cache_type(f.type_q));
+    to.flag("kScaledQ", f.scale_q);
+  }
   to.type("CacheK", cache_type(f.type_k));
   to.type("CacheV", cache_type(f.type_v));
   to.flag("kScaledK", f.scale_k);

@@ -14,7 +14,7 @@ struct ForwardTensors {
   bool whole_k = false;  // sequences in pages have seqlen_k keys, without seqused_k
   // Addresses and strides of Q, K, V and O are multiples of 16 bytes.
   bool aligned = true;
-  // K and V in types of their own do not count there; theirs are multiples of cache_alignment().
+  // Q, K and V in types of their own do not count there; theirs are multiples of cache_alignment().
   bool cache_aligned = true;
   bool scale_q = false, scale_k = false, scale_v = false;  // given
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
@@ -54,8 +54,8 @@ inline bool has_own_lengths(const ForwardFeatures& f) noexcept {
   return (f.used_k || f.packed_k) && !f.key_list;
 }
 
-// To which K or V of a type of its own are aligned, at least: the largest power of two, up to 16,
-// that divides the bytes of a row.
+// To which Q, K or V of a type of its own are aligned, at least: the largest power of two, up to
+// 16, that divides the bytes of a row.
 std::int64_t cache_alignment(CacheType type, std::int64_t dim);
 
 ForwardFeatures forward_features(const Problem& problem, const ForwardTensors& tensors);

@@ -34,14 +34,10 @@ std::pair<ForwardConfig, std::string> configured(const ForwardKernel& kernel,
                                                  const ForwardRequest& request, KeySplits splits) {
   const Problem& p = request.problem;
   if (p.dtype == DType::f64) return {{}, "dtype is f64; accepted are f32, bf16 and f16"};
-  const bool is_stored_so = kernel.takes_e4m3 && core::is_e4m3(p);
-  if (core::has_own_type_q(p) && !is_stored_so) {
-    return {{}, fmt::format("type_q is {}; accepted by {} is as_q", name(p.type_q), kernel.name)};
-  }
-  if (core::has_own_types(p) && !kernel.takes_cache_types && !is_stored_so) {
+  if (!takes_types(kernel, p)) {
     return {{},
-            fmt::format("type_k is {} and type_v is {}; accepted by {} is as_q", name(p.type_k),
-                        name(p.type_v), kernel.name)};
+            fmt::format("type_q is {}, type_k is {} and type_v is {}; accepted by {} is as_q",
+                        name(p.type_q), name(p.type_k), name(p.type_v), kernel.name)};
   }
   if (kernel.reads_maps && !request.tensors.mapped) {
     return {ForwardConfig{}, "the driver makes no tensor maps of tensors with these strides"};
@@ -115,6 +111,11 @@ ForwardConfig choose_for(const Problem& problem, const Problem& named_problem, A
 }
 
 }  // namespace
+
+bool takes_types(const ForwardKernel& kernel, const Problem& p) {
+  if (kernel.takes_e4m3 && core::is_e4m3(p)) return true;
+  return !core::has_own_type_q(p) && (!core::has_own_types(p) || kernel.takes_cache_types);
+}
 
 Problem alone(const Problem& problem) {
   constexpr std::int64_t kKeys = 8192;

@@ -15,6 +15,9 @@ namespace attn::cuda {
 // batch: one sequence with a fixed number of keys.
 Problem alone(const Problem& problem);
 
+// Whether a kernel takes Q, K and V of the types that the problem has.
+bool takes_types(const ForwardKernel& kernel, const Problem& problem);
+
 // The kernel and the shape for a problem; `forced` is a kernel's name or empty. Throws
 // Error(unsupported) naming the problem and what the forced kernel, or every kernel, takes.
 ForwardConfig choose_forward(const Problem& problem, Arch arch, const ForwardTensors& tensors,
