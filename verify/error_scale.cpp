@@ -241,7 +241,7 @@ class Backward {
         head.head, sequence.length_q, problem_.head_dim_v);
     Sums dq(sequence.length_q, problem_.head_dim);
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
-      const Row<double> row = score_row(head, i, {}, false);
+      const Row<double> row = score_row(head, i, {}, nullptr);
       const std::vector<double> p = softmax_of_row(head, row);
       const std::vector<ScoreSquares> squares = score_squares(head, i, row, score_);
       double lse_error = float_share_ * lse_scale(row, p, squares);
@@ -423,7 +423,7 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
       }
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
         head.gather(i);
-        const Row<double> row = score_row(head, i, {}, false);
+        const Row<double> row = score_row(head, i, {}, nullptr);
         const std::vector<double> p = softmax_of_row(head, row);
         if (lse.base != nullptr) {
           core::store_element(lse.base + i * lse.stride, DType::f64,

@@ -6,6 +6,7 @@
 #include <list>
 #include <utility>
 
+#include "core/cache_type.hpp"
 #include "reference/reference.hpp"
 #include "verify/error_scale.hpp"
 
@@ -46,9 +47,13 @@ std::vector<Yardstick> yardsticks(DType dtype, std::int64_t orders) {
   return out;
 }
 
-std::vector<Yardstick> tensor_core_yardsticks(DType dtype) {
-  if (dtype != DType::bf16 && dtype != DType::f16) return {};
-  return {{Precision::tensor_core, {.turn = 4}}};
+std::vector<Yardstick> tensor_core_yardsticks(const Problem& p) {
+  std::vector<Yardstick> out;
+  if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
+    out.push_back({Precision::tensor_core, {.turn = 4}});
+  }
+  if (core::is_e4m3(p)) out.push_back({Precision::tensor_core_8, {.turn = 4}});
+  return out;
 }
 
 // Whether scores may be off by as much as rounding them to the type of the problem: GPUs compute
@@ -250,14 +255,13 @@ void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t 
 
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           std::vector<Expected>& expected, const DropoutPlaces& places) {
-  measure_forward(problem, inputs, tensor_core_yardsticks(problem.dtype), expected, places);
+  measure_forward(problem, inputs, tensor_core_yardsticks(problem), expected, places);
 }
 
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           const OutputGradients& d_outputs, std::vector<Expected>& expected,
                           const DropoutPlaces& places) {
-  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem.dtype), expected,
-                   places);
+  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem), expected, places);
 }
 
 std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,

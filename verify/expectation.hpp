@@ -42,8 +42,9 @@ std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inpu
                                       std::int64_t orders,
                                       const reference::DropoutPlaces& places = {});
 // Adds the errors of standard attention where tensor cores of a GPU compute the products of a
-// 16-bit problem, which cut sums off instead of rounding them: for results of `expected` that a GPU
-// computed. Does nothing in float32.
+// 16-bit problem, which cut sums off instead of rounding them, and where they compute those of
+// 8-bit floats, of a problem of these: for results of `expected` that a GPU computed. Does nothing
+// in float32, unless Q, K and V are e4m3.
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           std::vector<Expected>& expected,
                           const reference::DropoutPlaces& places = {});

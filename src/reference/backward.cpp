@@ -211,7 +211,7 @@ class Backward {
   // do, also where this one adds as tensor cores do: `attn check` gives a GPU the LSE of a CPU,
   // from which scores of -640, 13 times cut towards 0, are 5e-4 away.
   static Row<Real> recomputed_row(const Head<Real>& head, std::int64_t i) {
-    Row<Real> row = score_row(head, i, head.order, false);
+    Row<Real> row = score_row(head, i, head.order, nullptr);
     if constexpr (std::is_same_v<Real, float>) {
       const float lse = std::nextafter(row.lse, std::numeric_limits<float>::max());
       Order other = head.order;

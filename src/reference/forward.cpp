@@ -24,7 +24,8 @@ void forward_head(Head<Real> head, const Outputs& outputs) {
     const Row<Real> row = score_row(head, i, head.order, head.rounding.tensor_core);
     const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
-    ProductSum<Real> sum(o[i], o.columns, head.rounding.tensor_core);
+    ProductSum<Real> sum(o[i], o.columns, head.rounding.tensor_core,
+                         head.rounding.e4m3 ? kKeysOfPart : 0);
     for (std::int64_t step = 0; step < head.keys(); ++step) {
       const std::int64_t j = head.order.at(step, head.keys());
       const Real p = probabilities[static_cast<std::size_t>(j)];
@@ -32,8 +33,9 @@ void forward_head(Head<Real> head, const Outputs& outputs) {
       sum.add(rounded(p * head.dropout(i, j), head.rounding.dropped), head.v[j]);
     }
     sum.finish();
-    if (head.rounding.tensor_core && row.sum != 0) {
-      for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] /= row.sum;
+    if (head.rounding.tensor_core != nullptr && row.sum != 0) {
+      const Real sum_of_p = head.rounding.e4m3 ? static_cast<Real>(kPScale) * row.sum : row.sum;
+      for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] /= sum_of_p;
     }
     for (std::int64_t c = 0; c < o.columns; ++c) o[i][c] = rounded(o[i][c], head.rounding.output);
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attn/run.hpp"
+#include "core/float8.hpp"
 #include "core/philox.hpp"
 #include "core/problem/dropout_state.hpp"
 #include "core/problem/key_list.hpp"
@@ -27,8 +28,14 @@ struct Rounding {
   DType operands;  // P and dS in products, and O where backward has it from forward
   DType dropped;   // P times dropout's factor; fused implementations multiply the product instead
   DType output;    // O
-  bool tensor_core = false;
+  const TensorCore* tensor_core = nullptr;  // that adds the products
+  bool e4m3 = false;                        // P in products is of these, times kPScale
 };
+// P of a row goes up to its largest, 1, as 8-bit floats far below the largest of these: times 2^8
+// it uses their range (FlashAttention-3).
+inline constexpr double kPScale = 0x1p8;
+// Keys whose products with V add up in an 8-bit tensor core; partial sums are added in float.
+inline constexpr std::int64_t kKeysOfPart = 128;
 inline Rounding rounding(Precision precision, DType dtype) {
   switch (precision) {
     case Precision::f64:
@@ -40,7 +47,9 @@ inline Rounding rounding(Precision precision, DType dtype) {
     case Precision::fused:
       return {DType::f32, dtype, DType::f32, DType::f32};
     case Precision::tensor_core:
-      return {DType::f32, dtype, DType::f32, DType::f32, true};
+      return {DType::f32, dtype, DType::f32, DType::f32, &kTensorCore16};
+    case Precision::tensor_core_8:
+      return {DType::f32, DType::f32, DType::f32, DType::f32, &kTensorCore8, true};
   }
   return {DType::f64, DType::f64, DType::f64, DType::f64};
 }
@@ -169,15 +178,16 @@ inline constexpr double kFarLse = 0x1p20;
 // exp(t - max).
 template <class Real>
 Real weight(const Rounding& rounding, Real t, Real max) {
-  if (!rounding.tensor_core) return std::exp(t - max);
+  if (rounding.tensor_core == nullptr) return std::exp(t - max);
   const auto log2e = static_cast<Real>(std::numbers::log2e);
   if (std::abs(max) >= kFarLse) return std::exp2((t - max) * log2e);
   return std::exp2(std::fma(t, log2e, -(max * log2e)));
 }
 
-// tensor_core: whether q.k adds as tensor cores do.
+// tensor_core: that adds q.k, or null.
 template <class Real>
-Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order, bool tensor_core) {
+Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order,
+                    const TensorCore* tensor_core) {
   constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
   const Problem& problem = head.problem;
   const std::int64_t n = head.keys();
@@ -228,16 +238,23 @@ bool is_far(const Row<Real>& row) {
 }
 
 // P of a row two ways that differ in rounding alone: from maximum and sum, as softmax is computed
-// forward (with tensor cores not divided by the sum yet), and from LSE, which is all that backward
-// has of it. The former stands for both where LSE is far from 0: of keys with -1e30 added it does
-// not say how many they are (docs/numerics.md, "Extremes").
+// forward (with tensor cores not divided by the sum yet, as 8-bit floats times kPScale), and from
+// LSE, which is all that backward has of it. The former stands for both where LSE is far from 0: of
+// keys with -1e30 added it does not say how many they are (docs/numerics.md, "Extremes").
+inline double e4m3(double x) {
+  return core::float8_value(core::float8_bits(x, Float8::e4m3), Float8::e4m3);
+}
 template <class Real>
 std::vector<Real> softmax_of_row(const Head<Real>& head, const Row<Real>& row) {
   std::vector<Real> p(row.t.size());
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
     const Real w = weight(head.rounding, row.t[j], row.max);
-    p[j] = rounded(head.rounding.tensor_core ? w : w / row.sum, head.rounding.operands);
+    if (head.rounding.e4m3) {
+      p[j] = static_cast<Real>(e4m3(kPScale * static_cast<double>(w)));
+      continue;
+    }
+    p[j] = rounded(head.rounding.tensor_core != nullptr ? w : w / row.sum, head.rounding.operands);
   }
   return p;
 }

@@ -1,51 +1,73 @@
 // Rows of matrix products, in the arithmetic of the reference or as tensor cores add.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <vector>
 
 #include "reference/matrix.hpp"
 #include "reference/tensor_core.hpp"
 
 namespace attn::reference {
 
-// y += a x for rows x of n elements, one after the other: in Real, or as tensor cores add.
+// y += a x for rows x of n elements, one after the other: in Real, or as a tensor core adds, which
+// is null of a Real other than float. part: over how many terms a tensor core adds; sums of these
+// are added in float. 0: over all.
 template <class Real>
 class ProductSum {
  public:
-  ProductSum(Real* y, std::int64_t n, bool tensor_core)
-      : y_(y), n_(n), tensor_core_(tensor_core && std::is_same_v<Real, float>) {}
+  ProductSum(Real* y, std::int64_t n, const TensorCore* tensor_core, std::int64_t part = 0)
+      : y_(y),
+        n_(n),
+        tensor_core_(std::is_same_v<Real, float> ? tensor_core : nullptr),
+        part_(part) {
+    if (tensor_core_ != nullptr && part_ > 0) sums_.resize(static_cast<std::size_t>(n));
+  }
 
   // x stays as it is until finish().
   void add(Real a, const Real* x) {
-    if (!tensor_core_) return add_scaled(y_, a, x, n_);
+    if (tensor_core_ == nullptr) return add_scaled(y_, a, x, n_);
     a_[static_cast<std::size_t>(terms_)] = a;
     x_[static_cast<std::size_t>(terms_)] = x;
-    if (++terms_ == kTerms) finish();
+    if (++terms_ == tensor_core_->terms) add_terms();
+    if (++of_part_ == part_) finish();
   }
   // y is the sum from here on.
   void finish() {
+    add_terms();
+    for (std::size_t c = 0; c < sums_.size(); ++c) {
+      y_[c] += sums_[c];
+      sums_[c] = 0;
+    }
+    of_part_ = 0;
+  }
+
+ private:
+  void add_terms() {
     if constexpr (std::is_same_v<Real, float>) {
       if (terms_ == 0) return;
-      std::array<float, kTerms> column;
+      std::array<float, kMostTerms> column;
+      float* const to = sums_.empty() ? y_ : sums_.data();
       for (std::int64_t c = 0; c < n_; ++c) {
         for (std::size_t k = 0; k < static_cast<std::size_t>(terms_); ++k) column[k] = x_[k][c];
-        y_[c] = tensor_core_sum(y_[c], a_.data(), column.data(), terms_);
+        to[c] = tensor_core_sum(to[c], a_.data(), column.data(), terms_, *tensor_core_);
       }
       terms_ = 0;
     }
   }
 
- private:
-  static constexpr int kTerms = kTensorCore16.terms;
+  static constexpr int kMostTerms = std::max(kTensorCore16.terms, kTensorCore8.terms);
   Real* y_;
   std::int64_t n_;
-  bool tensor_core_;
+  const TensorCore* tensor_core_;
+  std::int64_t part_, of_part_ = 0;
+  std::vector<Real> sums_;  // of a part
   int terms_ = 0;
-  std::array<Real, kTerms> a_{};
-  std::array<const Real*, kTerms> x_{};
+  std::array<Real, kMostTerms> a_{};
+  std::array<const Real*, kMostTerms> x_{};
 };
 
 }  // namespace attn::reference

@@ -19,9 +19,12 @@ enum class Precision : std::uint8_t {
             // rule (docs/numerics.md).
   fused,    // as f32, and P and dS rounded to problem.dtype, as operands of the products of fused
             // attention are; backward O too, which it has from forward
-  tensor_core,  // as fused, on a GPU's tensor cores: products of matrices add as they do
-                // (tensor_core.hpp), and forward P is 2^(c t - c max) with c = log2 e, one fused
-                // multiply-add of a rounded c max, divided by its sum when it is multiplied by V
+  tensor_core,    // as fused, on a GPU's tensor cores: products of matrices add as they do
+                  // (tensor_core.hpp), and forward P is 2^(c t - c max) with c = log2 e, one fused
+                  // multiply-add of a rounded c max, divided by its sum when it is multiplied by V
+  tensor_core_8,  // as tensor_core, forward alone and by products of 8-bit floats: Q, K and V are
+                  // as they are stored, P times 2^8 is rounded to e4m3, and products with V add up
+                  // over 128 keys at most, whose sums are added in float
 };
 
 // Sums start after `turn` eighths of their terms and go round; the scale multiplies Q or S; dK and

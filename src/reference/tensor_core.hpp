@@ -14,8 +14,8 @@ namespace attn::reference {
 struct TensorCore {
   int terms, bits, kept;
 };
-constexpr TensorCore kTensorCore16{16, 25, 23};  // bf16, f16: the sum is a float
-constexpr TensorCore kTensorCore8{32, 13, 13};   // e4m3, e5m2, on sm_90
+inline constexpr TensorCore kTensorCore16{16, 25, 23};  // bf16, f16: the sum is a float
+inline constexpr TensorCore kTensorCore8{32, 13, 13};   // e4m3, e5m2, on sm_90
 
 // Numbers below the normal ones have exponent 0, infinity and NaN 255.
 inline int biased_exponent(float x) {

@@ -133,5 +133,53 @@ TEST(TensorCoreYardstick, IsNoneOfFloat32) {
   EXPECT_EQ(expected.front().measured, measured);
 }
 
+// Q, K and V of 8-bit floats, as a GPU may compute with them: P rounded to 8 bits, sums cut to 13.
+class Of8Bits : public ::testing::TestWithParam<const char*> {
+ protected:
+  CaseData data{parse_case(GetParam()), 1};
+  std::vector<Expected> cpu = expect_forward(data.problem, data.inputs, data.outputs, 1);
+  std::vector<Expected> gpu = expected_of_gpu();
+  std::vector<Expected> expected_of_gpu() {
+    std::vector<Expected> expected = cpu;
+    measure_tensor_cores(data.problem, data.inputs, expected);
+    return expected;
+  }
+  // O of the problem with another mask, times a factor: so much is left of what a GPU may be off
+  // by.
+  double share_of(const expr::Expr& mask, double factor) {
+    Problem other = data.problem;
+    other.mask = mask;
+    const Outputs exact = data.f64_outputs();
+    reference::forward(other, data.inputs, exact);
+    for (std::int64_t i = 0; i < exact.o.size(); ++i) {
+      store_element(data.outputs.o, i, factor * load_element(exact.o, i));
+    }
+    reference::forward(data.problem, data.inputs, {.o = exact.o, .lse = data.outputs.lse});
+    return share(gpu, "o");
+  }
+};
+
+TEST_P(Of8Bits, AGpuMayLoseWhatThoseLose) {
+  reference::forward(data.problem, data.inputs, data.outputs, Precision::tensor_core_8);
+  EXPECT_GT(share(cpu, "o"), 2);
+  EXPECT_LT(share(gpu, "o"), 1);
+  EXPECT_LT(share(gpu, "lse"), 1);
+}
+
+TEST_P(Of8Bits, ALostKeyAndAFactorAreSeen) {
+  const expr::Symbols s = expr::symbols();
+  EXPECT_LT(share_of(data.problem.mask, 1), 0.5);
+  EXPECT_GT(share_of(s.key != 77, 1), 1);
+  EXPECT_GT(share_of(data.problem.mask, 1.05), 1);
+  EXPECT_GT(share_of(data.problem.mask, 0.95), 1);
+  EXPECT_GT(share_of(data.problem.mask, 1 + 1.0 / 16), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(TensorCoreYardstick, Of8Bits,
+                         ::testing::Values("b1_n256_h2_d64_q(e4m3)_kv(e4m3)_bf16",
+                                           "b2_n300_h1_d128_q(e4m3)_kv(e4m3)_f16",
+                                           "b1_sq64_sk900_h1_d64_q(e4m3)_kv(e4m3)_f32"),
+                         [](const auto& info) { return test_name(info.param); });
+
 }  // namespace
 }  // namespace attn::verify
