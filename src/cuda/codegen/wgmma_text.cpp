@@ -92,5 +92,35 @@ std::string print_product_tt(DType dtype, int columns) {
 std::string print_product_float8(std::string_view element, std::string_view format, int columns) {
   return print_product({element, format, 32, ""}, columns, kSS);
 }
+std::string print_product_rs_float8(std::string_view element, std::string_view format,
+                                    int columns) {
+  return print_product({element, format, 32, ""}, columns, kRS);
+}
+std::string print_product_with_sums(std::string_view element, std::string_view format,
+                                    int columns) {
+  constexpr int kSums = 4;
+  const int count = columns / 2 + kSums;
+  std::string accumulators;
+  for (int i = 0; i < columns / 2; ++i) accumulators += fmt::format("\"+f\"(d[{}]), ", i);
+  for (int i = 0; i < kSums; ++i) {
+    accumulators += fmt::format("{}\"+f\"(sums[{}])", i > 0 ? ", " : "", i);
+  }
+  return fmt::format(
+      "template <>\n"
+      "struct ProductWithSums<{0}, {1}> {{\n"
+      "  static __device__ __forceinline__ void run(float (&d)[{2}], float (&sums)[{3}],\n"
+      "                                             const unsigned* a, unsigned b, int add) {{\n"
+      "    asm volatile(\n"
+      "        \"{{\\n.reg .pred p;\\n.reg .b64 db;\\n\"\n"
+      "        \"setp.ne.b32 p, %{4}, 0;\\nmov.b64 db, {{%{5}, {6}}};\\n\"\n"
+      "        \"wgmma.mma_async.sync.aligned.m64n{7}k32.f32.{8}.{8} \"\n"
+      "        \"{{{9}}}, {{{10}}}, db, p, 1, 1;\\n}}\"\n"
+      "        : {11}\n"
+      "        : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b), \"r\"(add));\n"
+      "  }}\n"
+      "}};\n",
+      element, columns, columns / 2, kSums, count + 5, count + 4, kDescriptorHigh, columns + 8,
+      format, operands(0, count), operands(count, 4), accumulators);
+}
 
 }  // namespace attn::cuda

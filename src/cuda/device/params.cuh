@@ -166,6 +166,16 @@ struct CachedForwardParams : ForwardParams {
   Strides scale_q_strides, scale_k_strides, scale_v_strides;
 };
 
+// What lays V out for products of 8-bit floats (kernels/transpose_values.cuh).
+struct TransposeValuesParams : ProblemParams {
+  const int* page_table;
+  long long page_table_stride;
+  int page_size, num_pages;
+  unsigned char* to;  // [batch, or 1 of a packed K][heads_k][head_dim_v + kRowsOfOnes][columns]
+  long long columns;  // of a row, a multiple of 16
+};
+inline constexpr int kTransposeThreads = 256;
+
 // What converts Q, K and V (kernels/copy_operands.cuh); rows: of K, rows_q: of Q, of all sequences.
 struct CopyOperandsParams : CachedForwardParams {
   void* to_q;

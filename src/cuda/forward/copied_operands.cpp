@@ -44,8 +44,10 @@ std::int64_t columns_of(const Problem& p, std::int64_t dim) {
 }
 
 // Whether a kernel takes the problem with the types that it has.
-bool takes(const ForwardKernel& kernel, const Problem& p, Arch arch) {
-  const ForwardTensors tensors;
+bool takes(const ForwardKernel& kernel, const Problem& p, Arch arch,
+           const ForwardTensors& of_call = {}) {
+  const ForwardTensors tensors{.cache_aligned = !kernel.takes_e4m3 || of_call.cache_aligned,
+                               .row_scales = of_call.row_scales};
   return takes_types(kernel, p) && (p.key_list == 0 || kernel.takes_key_lists) &&
          kernel.choose({p, arch, tensors, forward_features(p, tensors), false, {}})
              .obstacle.empty();
@@ -62,7 +64,8 @@ Copies needed(const ForwardKernel& kernel, const Problem& p) {
 
 }  // namespace
 
-Copies choose_copies(const Problem& p, Arch arch, std::string_view kernel) {
+Copies choose_copies(const Problem& p, Arch arch, std::string_view kernel,
+                     const ForwardTensors& tensors) {
   if (!core::has_own_type_q(p) && !core::has_own_types(p)) return {};
   const Copies of_q{.q = core::has_own_type_q(p)};
   if (p.seqlen_prefix > 0) return of_q;
@@ -74,7 +77,7 @@ Copies choose_copies(const Problem& p, Arch arch, std::string_view kernel) {
   // The first kernel that takes the problem itself, or over copies.
   for (const ForwardKernel& k : forward_kernels()) {
     if (k.runs_by_name_only()) continue;
-    if (takes(k, p, arch)) return {};
+    if (takes(k, p, arch, tensors)) return {};
     const Copies copies = needed(k, p);
     if (takes(k, over_copies(p, copies), arch)) return copies;
   }

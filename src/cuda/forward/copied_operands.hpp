@@ -20,8 +20,12 @@ struct Copies {
   bool q = false, keys = false;
   bool any() const noexcept { return q || keys; }
 };
-// kernel: that is asked for by name, or empty.
-Copies choose_copies(const Problem& problem, Arch arch, std::string_view kernel);
+// kernel: that is asked for by name, or empty. tensors: of a call; scales of rows and addresses that
+// tensor cores do not take are converted where others are not.
+Copies choose_copies(const Problem& problem, Arch arch, std::string_view kernel,
+                     const ForwardTensors& tensors = {});
+// The tensors for which most is converted.
+inline constexpr ForwardTensors kTensorsToCopy{.cache_aligned = false, .row_scales = true};
 // The problem over the copies: what is copied is of the type of O; keys are dense where they were
 // paged.
 Problem over_copies(const Problem& problem, Copies copies);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/cache_type.hpp"
 #include "core/problem/prefix_expressions.hpp"
 #include "core/validate/validate.hpp"
 #include "cuda/driver/counters.hpp"
@@ -16,6 +17,7 @@
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
 #include "cuda/forward/prepare.hpp"
+#include "cuda/forward/transposed_values.hpp"
 #include "cuda/plan_state.hpp"
 
 namespace attn::cuda {
@@ -35,6 +37,7 @@ ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs&
   tensors.uneven_q = is_uneven(plan, inputs);
   tensors.seqused_q = inputs.seqused_q.given();
   tensors.seqused_k = inputs.seqused_k.given();
+  tensors.lse = outputs.lse.given() && core::is_e4m3(plan.problem);
   describe_operands(tensors, plan.problem, inputs, inputs.k, inputs.v);
   tensors.aligned = tensors.aligned && alignment_of(outputs.o) % 16 == 0;
   return tensors;
@@ -150,7 +153,13 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     return copies.emplace(copied_inputs(problem, inputs, of.copies, workspace + of.copies_offset));
   };
   const Inputs* read = &copies_of(*run);
-  PassMaps maps = maps_of(run->pass, run->problem, *read, outputs);
+  std::optional<Inputs> mapped;
+  if (run->transpose != nullptr) {
+    mapped = *read;
+    mapped->v = transposed_values(problem, run->pass.config, read->v,
+                                  workspace + run->transposed_offset);
+  }
+  PassMaps maps = maps_of(run->pass, run->problem, mapped ? *mapped : *read, outputs);
   std::vector<PrefixOperands> operands = prefix_operands(problem, *run, *read);
   if (!all_made(maps, operands)) {
     tensors.mapped = false;
@@ -161,6 +170,9 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   }
   if (run->copy != nullptr) {
     launch_copy(*run->copy, problem, inputs, *read, run->copies, context.stream);
+  }
+  if (run->transpose != nullptr) {
+    launch_transpose(*run->transpose, problem, run->pass.config, *read, mapped->v, context.stream);
   }
   device::OtherParts others{};
   for (std::size_t i = 0; i < operands.size(); ++i) {

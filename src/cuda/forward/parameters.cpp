@@ -36,6 +36,17 @@ Size key_windows(const Problem& p, const ForwardConfig& config) {
   return divide_up(divide_up(p.seqlen_k, config.tiling.keys), kBlocks);
 }
 
+// Whether some scale is not one of a batch entry and head.
+bool has_row_scales(const Problem& p, const Inputs& inputs) {
+  const auto differs = [](const Tensor& scale, Layout layout) {
+    if (!scale.given() || scale.rank == 1) return false;
+    const device::Strides s = strides_of(scale, layout);
+    return s.row != 0 || (layout == Layout::paged && s.batch != 0);
+  };
+  return differs(inputs.scale_q, p.layout_q) || differs(inputs.scale_k, p.layout_k) ||
+         differs(inputs.scale_v, p.layout_k);
+}
+
 }  // namespace
 
 Size partial_lse_offset(Size rows, std::int64_t head_dim_v) {
@@ -113,6 +124,7 @@ void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& input
   to.scale_q = inputs.scale_q.given();
   to.scale_k = inputs.scale_k.given();
   to.scale_v = inputs.scale_v.given();
+  to.row_scales = core::is_e4m3(p) && has_row_scales(p, inputs);
   if (core::has_own_types(p)) {
     to.cache_aligned = to.cache_aligned &&
                        alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&

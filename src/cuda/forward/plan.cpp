@@ -17,6 +17,7 @@
 #include "cuda/forward/prefix.hpp"
 #include "cuda/forward/prepare.hpp"
 #include "cuda/forward/source.hpp"
+#include "cuda/forward/transposed_values.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/plan/choose_forward.hpp"
@@ -41,9 +42,29 @@ Launch describe(const ForwardConfig& config, Arch arch, std::int64_t blocks) {
 
 void add_sources(std::vector<Source>& to, const Problem& problem, const ForwardConfig& config,
                  bool merges = true) {
+  if (transposes_values(config)) to.push_back(transpose_source(config));
   if (config.classified) to.push_back(classify_source(problem, config));
   to.push_back(forward_source(problem, config));
   if (config.splits && merges) to.push_back(combine_source(config));
+}
+
+// Adds what lays V out for a kernel that reads it transposed. A call whose tensors that kernel does
+// not take converts all instead, so the workspace has room for either.
+void add_transposition(Plan& plan, const ForwardConfig& config, Arch arch, KeySplits splits,
+                       std::string_view kernel) {
+  core::Size workspace =
+      decoding_offset(plan.workspace_bytes) + transposed_bytes(plan.problem, config);
+  const Copies copies = choose_copies(plan.problem, arch, kernel, kTensorsToCopy);
+  if (copies.any()) {
+    workspace = std::max(
+        workspace,
+        decoding_offset(workspace_bytes(over_copies(plan.problem, copies), arch, splits, kernel)) +
+            copied_bytes(plan.problem, copies));
+  }
+  check_sizes(plan.problem, Phase::forward, workspace, plan.tasks);
+  plan.workspace_bytes = workspace.value();
+  plan.reasons.emplace_back(
+      "a kernel ahead transposes V in the workspace, as products of 8-bit floats read it");
 }
 
 // All but the state. keeps_parts: what merges the results takes in those over a shared prefix.
@@ -148,6 +169,7 @@ Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_pa
             : "the mask reads buffers: a kernel ahead says once which blocks of keys each tile "
               "sees");
   }
+  if (transposes_values(config)) add_transposition(plan, config, arch, splits, kernel);
   return plan;
 }
 

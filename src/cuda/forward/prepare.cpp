@@ -13,6 +13,7 @@
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
 #include "cuda/forward/source.hpp"
+#include "cuda/forward/transposed_values.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/limits.hpp"
 #include "cuda/plan/choose_forward.hpp"
@@ -120,7 +121,12 @@ void check_plan(const Plan& plan, const Problem& read, const Problem& own, Copie
   if (read.seqlen_prefix > 0) {
     blocks = std::max(blocks, prefix_needs(read, device, kernel).blocks);
   }
-  if (copies.any()) needed = decoding_offset(needed) + copied_bytes(plan.problem, copies);
+  if (copies.any()) {
+    needed = decoding_offset(needed) + copied_bytes(plan.problem, copies);
+  } else if (const ForwardConfig config = choose_forward(own, arch, {}, key_splits(plan), kernel);
+             transposes_values(config)) {
+    needed = decoding_offset(needed) + transposed_bytes(own, config);
+  }
   check_sizes(plan.problem, Phase::forward, needed, blocks);
   core::check_plan_workspace(plan, needed.value());
 }
@@ -188,7 +194,7 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   const KeySplits splits = key_splits(plan);
   ForwardRun run{.signature = signature,
                  .problem = plan.problem,
-                 .copies = choose_copies(plan.problem, arch, named)};
+                 .copies = choose_copies(plan.problem, arch, named, tensors)};
   const Problem read = over_copies(plan.problem, run.copies);
   run.problem = read;
   if (splits.keeps_parts) {
@@ -212,6 +218,10 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
   ForwardConfig config = part ? rest_of(*part, p, arch, tensors, splits, kernel)
                               : choose_forward(p, arch, tensors, splits, kernel);
   merge_prefix(config, splits, run);
+  if (transposes_values(config)) {
+    run.transposed_offset = decoding_offset(passes_workspace(plan, read, p, arch, named)).value();
+    requests.push_back({transpose_source(config), &run.transpose});
+  }
   fill_pass(run.pass, p, config, splits, signature, device, requests);
   if (part) {
     ForwardConfig few = few_rows_of(*part, arch, tensors);

@@ -57,6 +57,9 @@ struct ForwardRun {
   ExpressionPack expressions{};
   core::PrefixParts parts{};  // of a problem with a prefix
   std::vector<PrefixPass> prefix{};
+  // Lays V out ahead (transposed_values.hpp), likewise.
+  std::shared_ptr<const Kernel> transpose{};
+  std::int64_t transposed_offset = 0;
   // Converts Q, K and V ahead, to so many bytes behind the workspace's start; null where kernels
   // read them as they are.
   Copies copies{};

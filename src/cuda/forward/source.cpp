@@ -56,7 +56,8 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   text.flag("kUsedQ", f.used_q);
   text.flag("kUsedK", f.used_k);
   text.flag("kVectorO", f.vector_o);
-  text.flag("kClearTail", f.packed_k || f.used_k || f.paged);
+  text.flag("kFloat8", c.kernel->takes_e4m3);
+  text.flag("kClearTail", !c.kernel->takes_e4m3 && (f.packed_k || f.used_k || f.paged));
   text.flag("kHidesKeys", f.hides_keys);
   text.flag("kSplits", splits);
   text.flag("kByLength", splits && c.by_length);

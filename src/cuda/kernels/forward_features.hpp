@@ -17,6 +17,9 @@ struct ForwardTensors {
   // Q, K and V in types of their own do not count there; theirs are multiples of cache_alignment().
   bool cache_aligned = true;
   bool scale_q = false, scale_k = false, scale_v = false;  // given
+  // Where Q, K and V are 8-bit floats: some scale differs between rows of a sequence; LSE is asked
+  // for.
+  bool row_scales = false, lse = false;
   bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
   // A packed Q has few rows for its sequences and the longest of them: their numbers of queries
   // differ much (plan/decoding_part.hpp).

@@ -8,6 +8,7 @@
 #include "cuda/kernels/forward_sm80_few_rows/kernel.hpp"
 #include "cuda/kernels/forward_sm80_wide/kernel.hpp"
 #include "cuda/kernels/forward_sm90/kernel.hpp"
+#include "cuda/kernels/forward_sm90_float8/kernel.hpp"
 #include "cuda/kernels/forward_sm90_wide/kernel.hpp"
 #include "cuda/kernels/forward_standard/kernel.hpp"
 
@@ -24,6 +25,13 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .takes_key_lists = true,
                     .takes_cache_types = true},
       // Hopper.
+      ForwardKernel{.name = "forward_sm90_float8",
+                    .choose = choose_forward_sm90_float8,
+                    .takes_parts = true,
+                    .reads_maps = true,
+                    .stays = true,
+                    .takes_e4m3 = true,
+                    .bounds_keys = true},
       ForwardKernel{.name = "forward_sm90",
                     .choose = choose_forward_sm90,
                     .takes_parts = true,

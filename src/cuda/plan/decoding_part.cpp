@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/cache_type.hpp"
 #include "cuda/plan/choose_forward.hpp"
 #include "cuda/plan/splits.hpp"
 
@@ -12,6 +13,7 @@ std::optional<DecodingPart> decoding_part(const Problem& problem, Arch arch,
                                           const Multiprocessors& device, KeySplits of_all) {
   const bool batch_invariant = of_all.batch_invariant;
   if (problem.layout_q != Layout::packed || problem.key_list > 0) return {};
+  if (core::has_own_type_q(problem)) return {};
   if (problem.seqlen_k <= problem.seqlen_q && !batch_invariant) return {};
   // What the mask says of blocks of keys is classified ahead, for one kernel.
   const Problem& chosen_for = batch_invariant ? alone(problem) : problem;

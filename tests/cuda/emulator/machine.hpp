@@ -97,14 +97,15 @@ enum class Float8 { none, e4m3, e5m2 };
 
 // wgmma. d: accumulators of this thread, columns / 2 of them. a: four registers, or null and a
 // descriptor. Operands of which `transposed_a` or `transposed_b` says so have rows along k; B
-// always where A is in registers.
+// always where A is in registers, but of 8-bit floats.
 struct Product {
   float* d;
   const unsigned* a;
   unsigned descriptor_a, descriptor_b;
   int columns;
   bool add, half, transposed_a = false, transposed_b = false;
-  Float8 float8 = Float8::none;  // of both operands, in shared memory, rows along k: 32 steps
+  Float8 float8 = Float8::none;  // of both operands, B with rows along k: 32 steps
+  float* sums = nullptr;  // the last four accumulators, where they are apart
 };
 void product(const Product& product);
 void commit_products();

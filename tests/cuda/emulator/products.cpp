@@ -62,8 +62,14 @@ float widen8(char byte, Float8 format) {
 }
 
 // The same of 8-bit floats: 32 steps, rows of 128 bytes along k.
-void multiply_float8(const Product& p) {
+void multiply_float8(const Product& p, std::size_t group, std::size_t position) {
   const unsigned thread = now().index.x, lane = thread % 32;
+  const unsigned first = thread / 32 * 32 + lane / 4 * 4;  // lane 0 of the quad
+  const auto in_registers = [&](unsigned half, unsigned k) {
+    const Fiber& owner = block->fibers[first + k % 16 / 4];
+    const unsigned word = owner.products[group][position].a[k / 16 * 2 + half];
+    return widen8(static_cast<char>(word >> (8 * (k % 4))), p.float8);
+  };
   const auto value = [&](unsigned descriptor, unsigned row, unsigned k) {
     const unsigned address = ((descriptor & 0x3fff) << 4) + row * 128 + k;
     const unsigned at = address ^ ((address >> 7 & 7) << 4);
@@ -76,10 +82,12 @@ void multiply_float8(const Product& p) {
     const unsigned column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     float a[32], b[32];
     for (unsigned k = 0; k < 32; ++k) {
-      a[k] = value(p.descriptor_a, row, k);
+      a[k] = p.a != nullptr ? in_registers(i / 2 % 2, k) : value(p.descriptor_a, row, k);
       b[k] = value(p.descriptor_b, column, k);
     }
-    p.d[r] = reference::tensor_core_sum(p.add ? p.d[r] : 0.F, a, b, 32, reference::kTensorCore8);
+    const int of_d = p.columns / 2 - (p.sums != nullptr ? 4 : 0);
+    float& d = r < of_d ? p.d[r] : p.sums[r - of_d];
+    d = reference::tensor_core_sum(p.add ? d : 0.F, a, b, 32, reference::kTensorCore8);
   }
 }
 
@@ -95,7 +103,7 @@ void wait_products(unsigned groups) {
   for (std::size_t group = 0; group < finished; ++group) {
     for (std::size_t i = 0; i < all[group].size(); ++i) {
       if (all[group][i].float8 != Float8::none) {
-        multiply_float8(all[group][i]);
+        multiply_float8(all[group][i], group, i);
       } else {
         multiply(all[group][i], group, i);
       }

@@ -66,6 +66,19 @@ ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
   mbarrier_init_fence();
 }
 
+// Of 8-bit floats: the operand whose product with P is the sum of P.
+template <class C>
+ATTN_DEVICE void store_ones(unsigned shared) {
+  constexpr int kOne = 0x38383838;  // of e4m3
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < ForwardSm90Layout<C>::kOnes / 16) {
+    const int w = i < 8 ? kOne : 0;  // the first row
+    store_shared(shared + static_cast<unsigned>(ForwardSm90Layout<C>::kOnesAt + 16 * i),
+                 {w, w, w, w});
+  }
+  fence_proxy_async();
+}
+
 template <class C, class Expressions>
 ATTN_DEVICE void forward_sm90(const ForwardParams& p, const Expressions& e,
                               const ForwardMaps& maps) {
@@ -73,6 +86,7 @@ ATTN_DEVICE void forward_sm90(const ForwardParams& p, const Expressions& e,
   const int warpgroup = uniform(static_cast<int>(threadIdx.x / 128));
   const ForwardSm90Tiles<C, Expressions> tiles{p, e, maps, shared_address(memory), warpgroup - 1};
   if (threadIdx.x == 0) init_rings(tiles);
+  if constexpr (ForwardSm90Layout<C>::kOnes > 0) store_ones<C>(tiles.shared);
   if constexpr (C::kClassified) wait_for_dependencies();
   __syncthreads();
   if (warpgroup == 0) {

@@ -68,7 +68,28 @@ struct Float16 {
 // Elements of tensors that no tensor core reads.
 struct Float32 {};
 // 8-bit floats, which the tensor cores of matrix products read.
-struct Float8E4M3 {};
+struct Float8E4M3 {
+  // Four floats rounded, the first in the lowest byte; larger ones become 448.
+  static ATTN_DEVICE unsigned pack(float a, float b, float c, float d) {
+    unsigned r;
+    asm("{\n.reg .b16 low, high;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+        "mov.b32 %0, {low, high};\n}"
+        : "=r"(r)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+    return r;
+  }
+};
 struct Float8E5M2 {};
+// What tensor cores read of a problem: 8-bit floats, or its elements.
+template <bool kFloat8, class Element>
+struct OperandOf {
+  using Type = Element;
+};
+template <class Element>
+struct OperandOf<true, Element> {
+  using Type = Float8E4M3;
+};
 
 }  // namespace attn::device

@@ -26,6 +26,19 @@ ATTN_DEVICE Int4 load_shared(unsigned address) {
                : "memory");
   return v;
 }
+// The same of floats: as words, the compiler would not leave those of a warpgroup's product in their
+// registers, and products would wait for each other.
+ATTN_DEVICE void store_shared_floats(unsigned address, const float* x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+ATTN_DEVICE void load_shared_floats(float (&x)[4], unsigned address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(address)
+               : "memory");
+}
 ATTN_DEVICE int load_shared_word(unsigned address) {
   int x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");

@@ -60,7 +60,8 @@ struct OnlineSoftmax {
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
   // kKeepsLost: a row that is lost stays so. Example: l is 2^125 and the reference moves by 128:
   // alpha is 0, for smaller numbers are flushed, and of l and O nothing would be left that tells.
-  template <bool kFar, bool kKeepsLost, int kCount>
+  // kRoom: P of the largest score is 2^kRoom, but of rows that are far.
+  template <bool kFar, bool kKeepsLost, int kRoom, int kCount>
   ATTN_DEVICE void raise(const float (&s)[kCount], float c, float (&alpha)[2]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -70,7 +71,7 @@ struct OnlineSoftmax {
         top = fmaxf(top, fmaxf(s[4 * j + 2 * i], s[4 * j + 2 * i + 1]));
       }
       const float largest = quad_max(top);
-      float next = fmaxf(r[i], reference_for(largest, c));
+      float next = fmaxf(r[i], reference_for(largest, c) - static_cast<float>(kRoom));
       if constexpr (kFar) next = fminf(next, largest_float());
       alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
       if constexpr (kFar) {
@@ -86,13 +87,16 @@ struct OnlineSoftmax {
 
   // S <- P, from exponent(s, -r, i, j) = c s - r for score j of row i of the thread. Returns
   // whether the references are still good, the same answer in the whole warp; if not, P and l are
-  // of no use. Not kJudge: true. kMasked: scores may be -inf, also all of a row.
+  // of no use. Not kJudge: true. kMasked: scores may be -inf, also all of a row. Not kSums: l stays
+  // as it is.
   //
   // Between the rows, between(x) is called, x >= 0 made of the first row's P; then pack(k) for each
   // pair of neighbours s[2 k], s[2 k + 1].
-  template <bool kMasked, bool kJudge, int kCount, class Exponent, class Between, class Pack>
+  template <bool kMasked, bool kJudge, bool kSums, int kCount, class Exponent, class Between,
+            class Pack>
   ATTN_DEVICE bool exponentiate(float (&s)[kCount], Exponent exponent, Between between, Pack pack) {
     float sum[2][2] = {};
+    constexpr int kEvery = 16;  // of the first row, where P are not summed but waited for
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float offset = kMasked && r[i] == minus_infinity() ? 0.f : -r[i];
@@ -100,12 +104,13 @@ struct OnlineSoftmax {
       for (int j = 0; j < kCount / 2; ++j) {
         float& x = s[j / 2 * 4 + 2 * i + j % 2];
         x = exp2_approximate(exponent(x, offset, i, j));
-        sum[i][j % 2] += x;
+        if (kSums || (i == 0 && j % kEvery == 0)) sum[i][j % 2] += x;
       }
       if (i == 0) between(sum[0][0] + sum[0][1]);
     }
 #pragma unroll
     for (int k = 0; k < kCount / 2; ++k) pack(k);
+    if constexpr (!kSums) return true;
     bool good = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -129,16 +134,27 @@ struct OnlineSoftmax {
       l[i] *= factor[i];
     }
   }
+  // Raises the reference of row i, of whose P the largest in any thread is `top`, so that it is below
+  // 2^(room + 1). Returns what P and O must be multiplied by. An infinite P is left: the row is lost.
+  ATTN_DEVICE float lower_below(int i, float top, int room) {
+    const int exponent = static_cast<int>(__float_as_uint(top) >> 23) - 127 - room;
+    const bool high = exponent > 0 && top <= largest_float();
+    const float factor =
+        high ? __uint_as_float(static_cast<unsigned>(127 - exponent) << 23) : 1.f;
+    r[i] += high ? static_cast<float>(exponent) : 0.f;
+    l[i] *= factor;
+    return factor;
+  }
   // Whether some row of the warp has seen nothing yet.
   ATTN_DEVICE bool is_bare() const {
     return __any_sync(~0u, fminf(r[0], r[1]) == minus_infinity());
   }
   // Gives rows that have seen nothing the references of their first block.
-  template <int kCount>
+  template <int kRoom, int kCount>
   ATTN_DEVICE void begin_bare(const float (&s)[kCount], float c) {
     OnlineSoftmax fresh;
     float alpha[2];
-    fresh.raise<false, false>(s, c, alpha);
+    fresh.raise<false, false, kRoom>(s, c, alpha);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (r[i] == minus_infinity()) r[i] = fresh.r[i];

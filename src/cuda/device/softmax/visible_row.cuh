@@ -34,6 +34,8 @@ template <class C, class Expressions>
 struct VisibleRow {
   using Element = typename C::Element;
   using Storage = typename Scalar<Element>::Storage;
+  using QueryElement = typename OperandOf<C::kFloat8, Element>::Type;
+  using QueryStorage = typename Scalar<QueryElement>::Storage;
   using StoredElement = typename StoredAs<C::kSplits, Element>::Type;
   using Stored = typename Scalar<StoredElement>::Storage;
   static constexpr int kColumns = divide_up<32>(C::kHeadDimV);  // of a lane
@@ -73,7 +75,8 @@ struct VisibleRow {
     const int query = tile.query_of(row), head = tile.head_of(row);
     const int end = min(tile.end * C::kBlockN, C::kKeyList ? p.list_length : q.length_k);
     const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-    const Storage* const from = element<Element>(p.q, tile.query_row(p.q_strides, query, head));
+    const QueryStorage* const from =
+        element<QueryElement>(p.q, tile.query_row(p.q_strides, query, head));
     const long long k = tile.first_key(p.k_strides, tile.key_head(p));
     const long long v = tile.first_key(p.v_strides, tile.key_head(p));
     float top = minus_infinity(), l = 0;
@@ -91,7 +94,7 @@ struct VisibleRow {
         float s = minus_infinity();
         if (seen) {
           if constexpr (kIsCached<C>) {
-            s = multiply_cached(from, k + tile.key_row(p, p.k_strides, key), key);
+            s = multiply_cached(from, k + tile.key_row(p, p.k_strides, key), key) * scale_of_query(head);
           } else {
             s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
           }
@@ -134,6 +137,13 @@ struct VisibleRow {
     const Sequence& q = tile.sequence;
     return e.mask(query, key, q.batch, head, q.length_q, q.length_k);
   }
+  ATTN_DEVICE float scale_of_query(int head) const {
+    if constexpr (!C::kFloat8) return 1.f;
+    const auto& params = static_cast<const CachedForwardParams&>(p);
+    if (params.scale_q == nullptr) return 1.f;
+    const Strides& s = params.scale_q_strides;
+    return cache_scale(params.scale_q[tile.sequence.batch * s.batch + head * s.head]);
+  }
   static ATTN_DEVICE float multiply_qk(const Storage* q, const Storage* k) {
     float s = 0;
 #pragma unroll 1
@@ -143,14 +153,14 @@ struct VisibleRow {
     return s;
   }
   // The same with K in a type of its own. at: where the key's row starts, in elements.
-  ATTN_DEVICE float multiply_cached(const Storage* q, long long at, int key) const {
+  ATTN_DEVICE float multiply_cached(const QueryStorage* q, long long at, int key) const {
     using K = typename C::CacheK;
     const auto& params = static_cast<const CachedForwardParams&>(p);
     const char* const k = static_cast<const char*>(p.k) + K::kStorageBytes * at;
     float s = 0;
 #pragma unroll 1
     for (int i = 0; i < C::kHeadDim; ++i) {
-      s = fmaf(Scalar<Element>::from(q[i]), K::element(k, i), s);
+      s = fmaf(Scalar<QueryElement>::from(q[i]), K::element(k, i), s);
     }
     return s * scale_of_key<C::kScaledK>(p, tile, params.scale_k, params.scale_k_strides, key);
   }

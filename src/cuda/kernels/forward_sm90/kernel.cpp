@@ -36,25 +36,6 @@ int keys_with_dropout(int keys, std::string_view parts) {
   return keys < kKeysAtOnce ? kFewest : keys / kKeysAtOnce * kKeysAtOnce;
 }
 
-// Pages and tiles must fit into each other; the copy engine writes 8 rows of a swizzle at least. A
-// tile of a power of two suits common page sizes. False where none does.
-bool fit_pages(int& keys, int& page_rows, std::int64_t page_size) {
-  const int most = keys;
-  for (const int fewer : {128, 64}) {
-    if (fewer > std::max(most, 64)) continue;
-    keys = fewer;
-    if (page_size % fewer == 0) {
-      page_rows = fewer;
-      return true;
-    }
-    if (fewer % page_size == 0 && page_size % 8 == 0) {
-      page_rows = static_cast<int>(page_size);
-      return true;
-    }
-  }
-  return false;
-}
-
 constexpr int kGatheredKeys = 64;  // device/schedule/gathered_blocks.cuh
 
 // Whether a tile of keys is best made of two blocks of 64 that its rows see, wherever they lie
@@ -72,16 +53,38 @@ bool gathers_blocks(const ForwardFeatures& f, const Problem& p, int keys) {
          sizeof(std::int32_t) * blocks * lists <= kMostBytes;
 }
 
-// ForwardSm90Layout: Q, K, V in panels of 64 columns, barriers, four tiles at hand, lost tiles.
+// ForwardSm90Layout: Q, K, V in panels of 64 columns, and the rest.
 std::int64_t shared_bytes(const ForwardFeatures& f, const ForwardSm90Shape& s, int keys) {
   const std::int64_t panels_k = ceil_div(f.head_dim, 64), panels_v = ceil_div(f.head_dim_v, 64);
   const std::int64_t qs = std::int64_t{s.stages_q} * s.warpgroups;
-  const std::int64_t barriers = 16 * qs + 16 * (s.stages_k + s.stages_v) + 72;
   return qs * 64 * 128 * panels_k + keys * 128 * (s.stages_k * panels_k + s.stages_v * panels_v) +
-         ceil_div(barriers, 16) * 16 + std::int64_t{4} * (48 + 16 * s.warpgroups) + 32 + 16 * 17;
+         forward_sm90_barrier_bytes(s);
 }
 
 }  // namespace
+
+bool fit_pages(int& keys, int& page_rows, std::int64_t page_size) {
+  const int most = keys;
+  for (const int fewer : {128, 64}) {
+    if (fewer > std::max(most, 64)) continue;
+    keys = fewer;
+    if (page_size % fewer == 0) {
+      page_rows = fewer;
+      return true;
+    }
+    if (fewer % page_size == 0 && page_size % 8 == 0) {
+      page_rows = static_cast<int>(page_size);
+      return true;
+    }
+  }
+  return false;
+}
+
+std::int64_t forward_sm90_barrier_bytes(const ForwardSm90Shape& s) {
+  const std::int64_t barriers =
+      std::int64_t{16} * s.stages_q * s.warpgroups + 16 * (s.stages_k + s.stages_v) + 72;
+  return ceil_div(barriers, 16) * 16 + std::int64_t{4} * (48 + 16 * s.warpgroups) + 32 + 16 * 17;
+}
 
 ForwardChoice choose_forward_sm90(const ForwardRequest& request) {
   const Problem& p = request.problem;
@@ -140,11 +143,17 @@ void ForwardSm90::print(const ForwardConfig&, ConfigText& to) const {
   to.number("kNearBlocks", near_blocks);
   to.flag("kStoresBoxes", stores_boxes);
   to.flag("kDropsByProduct", drops_by_product);
+  to.flag("kSumsByProduct", sums_by_product);
+}
+
+std::string product_declarations() {
+  return "template <class Element, int kColumns>\nstruct ProductSS;\n"
+         "template <class Element, int kColumns>\nstruct ProductRS;\n"
+         "template <class Element, int kColumns>\nstruct ProductWithSums;\n";
 }
 
 std::string ForwardSm90::declarations(const ForwardConfig& config) const {
-  return "template <class Element, int kColumns>\nstruct ProductSS;\n"
-         "template <class Element, int kColumns>\nstruct ProductRS;\n" +
+  return product_declarations() +
          print_product_ss(config.features.dtype, config.tiling.keys) +
          print_product_rs(config.features.dtype, config.features.head_dim_v);
 }

@@ -4,9 +4,9 @@
 #include "cuda/tensor_map.hpp"
 
 namespace attn::cuda {
-namespace {
 
-bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& q) {
+bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& q,
+              std::uint32_t panel) {
   const device::Strides s = strides_of(q, p.layout_q);
   const std::int64_t group = p.heads_q / p.heads_k;
   const std::int64_t rows = config.features.packed_q ? q.shape[0] : p.seqlen_q;
@@ -15,14 +15,14 @@ bool encode_q(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
                      unsigned_of(p.heads_k), unsigned_of(config.features.packed_q ? 1 : p.batch)},
                     {unsigned_of(s.head), unsigned_of(s.row), unsigned_of(s.head * group),
                      unsigned_of(config.features.packed_q ? s.row : s.batch), 0},
-                    {kMapPanel, static_cast<std::uint32_t>(config.tiling.group),
+                    {panel, static_cast<std::uint32_t>(config.tiling.group),
                      static_cast<std::uint32_t>(64 / config.tiling.group), 1, 1});
 }
 
 // Makes the map of K or V, whose dimensions are columns, keys (of a page), heads, batch entries
 // (pages).
 bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, const Tensor& k,
-              std::int64_t columns, int box) {
+              std::int64_t columns, int box, std::uint32_t panel) {
   const device::Strides s = strides_of(k, p.layout_k);
   std::int64_t rows = p.seqlen_k, last = p.batch;
   if (config.features.packed_k) {
@@ -37,10 +37,9 @@ bool encode_k(CUtensorMap& map, const Problem& p, const ForwardConfig& config, c
       {unsigned_of(columns), unsigned_of(rows), unsigned_of(p.heads_k), unsigned_of(last), 1},
       {unsigned_of(s.row), unsigned_of(s.head),
        unsigned_of(config.features.packed_k ? s.row : s.batch), 0, 0},
-      {kMapPanel, static_cast<std::uint32_t>(box), 1, 1, 1});
+      {panel, static_cast<std::uint32_t>(box), 1, 1, 1});
 }
 
-// Makes the map of O, of which a warp writes 16 rows at once.
 bool encode_o(CUtensorMap& map, const Problem& p, const Tensor& o) {
   const device::Strides s = strides_of(o, p.layout_q);
   return encode_map(map, o, 4,
@@ -50,17 +49,15 @@ bool encode_o(CUtensorMap& map, const Problem& p, const Tensor& o) {
                     {kMapPanel, 16, 1, 1, 1});
 }
 
-}  // namespace
-
 std::optional<ForwardMaps> ForwardSm90::maps(const ForwardConfig& config, const Problem& p,
                                              const Inputs& inputs, const Outputs& outputs) const {
   const int box = config.features.paged ? page_rows
                   : gathers             ? config.tiling.gathered_keys
                                         : config.tiling.keys;
   ForwardMaps maps{};
-  if (encode_q(maps.q, p, config, inputs.q) &&
-      encode_k(maps.k, p, config, inputs.k, p.head_dim, box) &&
-      encode_k(maps.v, p, config, inputs.v, p.head_dim_v, box) &&
+  if (encode_q(maps.q, p, config, inputs.q, kMapPanel) &&
+      encode_k(maps.k, p, config, inputs.k, p.head_dim, box, kMapPanel) &&
+      encode_k(maps.v, p, config, inputs.v, p.head_dim_v, box, kMapPanel) &&
       (!stores_boxes || encode_o(maps.o, p, outputs.o))) {
     return maps;
   }

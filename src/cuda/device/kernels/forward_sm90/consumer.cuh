@@ -13,6 +13,7 @@ namespace attn::device {
 template <class C, class Expressions>
 struct ForwardSm90Consumer {
   using Tiles = ForwardSm90Tiles<C, Expressions>;
+  using Softmax = ForwardSm90Softmax<C, Expressions>;
   using Epilogue = ForwardSm90Epilogue<C, Expressions>;
   using State = ForwardSm90State<C>;
   using Layout = typename Tiles::Layout;
@@ -22,7 +23,7 @@ struct ForwardSm90Consumer {
 
   const Tiles& tiles;
   ForwardSm90Products<C, Expressions> products;
-  ForwardSm90Softmax<C, Expressions> softmax;
+  Softmax softmax;
   Epilogue epilogue;
 
   ATTN_DEVICE void consume() const {
@@ -77,6 +78,7 @@ struct ForwardSm90Consumer {
     constexpr bool kLate = kUnmasked && Tiles::kJudgesLate;
     float factor[2];           // of O, of a step of the online softmax
     RowEnds ended;             // of the tile before
+    OnlineSoftmax before;      // likewise, of 8-bit floats
     bool pending = kUnmasked;  // there is a block whose P waits for its V
     bool warp_large = false;   // a score of this warp was too large for its polynomial
     Operands at;
@@ -110,20 +112,26 @@ struct ForwardSm90Consumer {
       // What is done here costs no time, as products wait for each other.
       if constexpr (kUnmasked) more = look_ahead(c, list, at);
       if (begins) {
-        if (pending) ended = epilogue.ends_of(c.softmax, slot_before(c));
+        if constexpr (C::kFloat8) {
+          before = c.softmax;
+        } else {
+          if (pending) ended = epilogue.ends_of(c.softmax, slot_before(c));
+        }
         c.softmax = OnlineSoftmax{};
       }
       const auto shared_by = softmax.share_rows(t);
-      const bool high = kLate && c.softmax.is_high();
+      const bool high = kLate && !C::kFloat8 && c.softmax.is_high();
       const bool bare = kLate && Expressions::kHasMask && c.softmax.is_bare();
 
       // The softmax: P with the references as they are, or with those that the block asks for.
       products.wait_s(c);
+      softmax.scale_scores(c);
       pass.used = Tiles::used_keys(t.w, block);
       if (bare) [[unlikely]] {
-        c.softmax.begin_bare(c.s, softmax.exponent_scale());
+        c.softmax.template begin_bare<Softmax::kRoom>(c.s, softmax.exponent_scale(c));
       }
-      const bool careful = !kUnmasked && (Tiles::kHasPlainRounds || begins || mixed || pass.large);
+      const bool careful =
+          !kUnmasked && (C::kFloat8 || Tiles::kHasPlainRounds || begins || mixed || pass.large);
       bool good = true, far = false, large = false;
       const float l[2] = {c.softmax.l[0], c.softmax.l[1]};
       if (careful) {
@@ -131,19 +139,30 @@ struct ForwardSm90Consumer {
       } else {
         good = softmax.keep(c, t, shared_by, block, kUnmasked ? large : pass.large);
       }
-      if (!kLate && !good) {
+      if (!C::kFloat8 && !kLate && !good) {
         far = softmax.redo(c, t, products.q_slot(c), block, l, factor);
-        if constexpr (kUnmasked) scale(c, factor);
+        if constexpr (kUnmasked) products.scale(c, factor);
       }
       if constexpr (!Tiles::kJudgesLate) tiles.k_ring().release(c.blocks);
       if (!kUnmasked && pending) tiles.v_ring().release(c.blocks - 1);
       ++c.blocks;
-      if (!kUnmasked && !begins && (careful || !good)) scale(c, factor);
+      if (!kUnmasked && !begins && (careful || !good)) products.scale(c, factor);
       if (high) [[unlikely]] {
         softmax.move_references(c);
       }
       softmax.drop_elements(c, t, block);
-      if (pending && begins) finish(c, ended);
+      if (pending && begins) {
+        if constexpr (C::kFloat8) ended = ends_of(c, before, slot_before(c));
+        finish(c, ended);
+      }
+      if constexpr (C::kFloat8) {
+        ++c.float8.blocks;
+        if (begins) {
+          c.float8.begin();
+        } else if (c.float8.blocks > kBlocksOfPart) [[unlikely]] {
+          parts().take(c.o, c.float8);
+        }
+      }
 
       if constexpr (!kUnmasked && (Expressions::kHasSmallTanh || Tiles::kFar)) {
         pass.large = (pass.large && !begins) || far;
@@ -202,7 +221,9 @@ struct ForwardSm90Consumer {
   // Ends the tile before the one begun last. O goes to memory through the place of its Q where the
   // next tile's has another; the place is given back then.
   ATTN_DEVICE void finish(State& c, const RowEnds& ends) const {
-    if constexpr (Epilogue::kCanStage) {
+    if constexpr (C::kFloat8 && Epilogue::kCanStage) {
+      epilogue.write_staged(c, slot_before(c), ends, parts().warp);
+    } else if constexpr (Epilogue::kCanStage) {
       const auto ring = tiles.q_ring(tiles.consumer);
       const int place = ring.place(c.queries() - 1);
       epilogue.write_staged(
@@ -219,6 +240,22 @@ struct ForwardSm90Consumer {
 #pragma unroll
     for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] = 0;
     epilogue.write(c, slot_now(c), epilogue.ends_of(c.softmax, slot_now(c)));
+  }
+
+  // Of 8-bit floats: how many blocks tensor cores sum before O goes to its part.
+  static constexpr int kBlocksOfPart = 1024 / C::kBlockN;
+  ATTN_DEVICE Float8Parts<C> parts() const {
+    const int warp = 4 * tiles.consumer + static_cast<int>(threadIdx.x % 128 / 32);
+    return {tiles.shared + static_cast<unsigned>(Layout::kPartAt + uniform(warp) * Layout::kPart)};
+  }
+  // The ends of rows whose last product is in O.
+  ATTN_DEVICE RowEnds ends_of(State& c, OnlineSoftmax softmax, int slot) const {
+    if constexpr (C::kFloat8) parts().merge(c.o, c.float8);
+    if constexpr (C::kSumsByProduct) {
+      softmax.l[0] = c.float8.l[0];
+      softmax.l[1] = c.float8.l[1];
+    }
+    return epilogue.ends_of(softmax, slot);
   }
 
   // Where the operands of a round lie, as descriptors: its Q and K, and V of the block before.
@@ -255,10 +292,6 @@ struct ForwardSm90Consumer {
       list.advance(tiles, slot_now(c));
     }
   }
-  static ATTN_DEVICE void scale(State& c, const float (&factor)[2]) {
-#pragma unroll
-    for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
-  }
   // A block with a score too large for its polynomial is computed twice. So in unmasked rounds the
   // warpgroup asks now and then whether one of its warps had one; then all leave together, and are
   // careful for the rest of the tile. When they ask follows from the tile alone. A tile that begins
@@ -269,7 +302,7 @@ struct ForwardSm90Consumer {
 
   // From a tile, whose last block waits for its V, to the next one, whose blocks `list` becomes.
   ATTN_DEVICE void go_to_next_tile(State& c, Own& t, Blocks& list) const {
-    if constexpr (Epilogue::kCanStage) {
+    if constexpr (Epilogue::kCanStage && !C::kFloat8) {
       c.next_query();  // its place is given back by finish
     } else {
       release_q(c);
@@ -277,14 +310,15 @@ struct ForwardSm90Consumer {
     t = next_tile(c);
     list = blocks(c, t);
   }
-  ATTN_DEVICE void begin_tile(const State& c, const Own& t) const {
+  ATTN_DEVICE void begin_tile(State& c, const Own& t) const {
+    if constexpr (C::kFloat8) c.float8.scale = tiles.score_scale(t.w);
     wait_q(c);
     products.clear_queries(c, t);
   }
   // Ends the tile before where no round follows.
   ATTN_DEVICE void end_tile(State& c, const Pass& pass) const {
     products.multiply_v(c, pass.used, pass.add);
-    finish(c, epilogue.ends_of(c.softmax, slot_before(c)));
+    finish(c, ends_of(c, c.softmax, slot_before(c)));
   }
 };
 

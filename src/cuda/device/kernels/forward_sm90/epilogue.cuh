@@ -67,6 +67,7 @@ struct ForwardSm90Epilogue {
         ends.lse[i] = r.used ? end.lse : minus_infinity();
       }
       ends.factor[i] = r.used ? end.inverse : 0.f;
+      if constexpr (C::kFloat8) ends.factor[i] *= tiles.value_scale(t.w);
       if constexpr (Tiles::kJudgesLate) {
         if (r.exists && r.used && !(l <= OnlineSoftmax::kLost)) ends.factor[i] = not_a_number();
       }
@@ -165,13 +166,20 @@ struct ForwardSm90Epilogue {
   // Writes the same through `staging`, the place of the tile's Q, where each warp uses the rows
   // that were its own. When it returns the place may be overwritten.
   static constexpr bool kCanStage =
-      C::kStagesQ > 1 && !C::kSplits && Layout::kPanelsV <= Layout::kPanelsK;
+      !C::kSplits &&
+      (C::kFloat8 || (C::kStagesQ > 1 && Layout::kPanelsV <= Layout::kPanelsK));
   static_assert(kCanStage || !C::kStoresBoxes);
-  static constexpr int kStagedPanel = 64 * 128;
+  // Where a warp's rows are: among those of the warpgroup, or alone.
+  static constexpr int kStagedPanel = C::kFloat8 ? 16 * 128 : 64 * 128;
+  static ATTN_DEVICE int staged_row() { return C::kFloat8 ? 0 : warp_row(); }
   ATTN_DEVICE void write_staged(State& c, int slot, const RowEnds& ends, unsigned staging) const {
     if constexpr (C::kUsedQ) clear_unused_rows(c, tiles.own_at(slot));
     const bool finite = is_finite(c, ends);
-    stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, warp_row());
+    if constexpr (C::kFloat8) {
+      if (C::kStoresBoxes && elect_one()) bulk_wait_read();
+      __syncwarp();
+    }
+    stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, staged_row());
     const Own t = tiles.own_at(slot);
     if constexpr (C::kStoresBoxes) {
       const int row = t.w.row0 + 64 * tiles.consumer + warp_row();
@@ -182,18 +190,18 @@ struct ForwardSm90Epilogue {
 #pragma unroll
         for (int panel = 0; panel < Layout::kPanelsV; ++panel) {
           tma_store_4d(tiles.maps.o,
-                       staging + static_cast<unsigned>(panel * kStagedPanel + warp_row() * 128),
+                       staging + static_cast<unsigned>(panel * kStagedPanel + staged_row() * 128),
                        64 * panel, row, t.w.head, t.w.sequence.batch);
         }
         bulk_commit();
       }
       write_lse(t, ends);
-      if (elect_one()) bulk_wait_read();
+      if (!C::kFloat8 && elect_one()) bulk_wait_read();
     } else {
       write_lse(t, ends);
       const Own first{t.w, t.row - static_cast<int>(threadIdx.x % 32 / 4), true};
       char* const o = row_address(first, row_of(first, 0));
-      copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, warp_row(), [&](int row) {
+      copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, staged_row(), [&](int row) {
         const Row r = row_of({first.w, first.row + row, true}, 0);
         return RowPlace{C::kGroup > 1 ? row_address(first, r) : o + 2 * row * tiles.p.o_strides.row,
                         r.exists};

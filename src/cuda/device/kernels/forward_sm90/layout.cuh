@@ -6,6 +6,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
+#include "schedule/transposed_values.cuh"
 
 namespace attn::device {
 
@@ -15,18 +16,40 @@ struct ForwardMaps {
   TensorMap q, k, v, o;
 };
 
-// Sizes in bytes and places in shared memory. Panels are 64 columns wide, 128 bytes a row,
-// swizzled.
+// Sizes in bytes and places in shared memory. Panels are 64 columns wide, of 8-bit floats 128, so
+// that a row is 128 bytes, swizzled. V of 8-bit floats lies transposed, as their products read it:
+// a panel is 128 keys of all its columns (kernels/transpose_values.cuh).
 template <class C>
 struct ForwardSm90Layout {
-  static constexpr int kPanelsK = divide_up<64>(C::kHeadDim);
-  static constexpr int kPanelsV = divide_up<64>(C::kHeadDimV);
-  static constexpr int kQ = 64 * 128 * kPanelsK;  // of one consumer
+  static constexpr int kPanel = C::kFloat8 ? 128 : 64;
+  static constexpr int kPanelsK = divide_up<kPanel>(C::kHeadDim);
+  static constexpr int kPanelsV = divide_up<64>(C::kHeadDimV);  // of O too
+  static constexpr int kQ = 64 * 128 * kPanelsK;                // of one consumer
   static constexpr int kPanelBytes = C::kBlockN * 128;
-  static constexpr int kK = kPanelBytes * kPanelsK, kV = kPanelBytes * kPanelsV;
+  // With kSumsByProduct the rows of ones come with V, or where a product has no more columns, stand
+  // alone: 128 keys of them.
+  static constexpr bool kOnesInV = C::kSumsByProduct && C::kHeadDimV + kRowsOfOnes <= 256;
+  static constexpr int kOnes = C::kSumsByProduct && !kOnesInV ? kRowsOfOnes * 128 : 0;
+  static constexpr int kTransposedRows = C::kHeadDimV + (kOnesInV ? kRowsOfOnes : 0);
+  static constexpr int kTransposedPanel = kTransposedRows * 128;
+  static constexpr int kTransposedPanels = divide_up<128>(C::kBlockN);
+  // Of keys: a multiple of 128 and of kBlockN.
+  static constexpr int kTransposedUnit =
+      C::kBlockN * (C::kBlockN % 128 == 0 ? 1 : C::kBlockN % 64 == 0 ? 2 : 4);
+  static constexpr int kK = kPanelBytes * kPanelsK;
+  static constexpr int kV =
+      C::kFloat8 ? kTransposedPanel * kTransposedPanels : kPanelBytes * kPanelsV;
   static constexpr int kQs = C::kStagesQ * C::kConsumers;
   static constexpr int kQAt = 0, kKAt = kQAt + kQs * kQ, kVAt = kKAt + C::kStagesK * kK;
-  static constexpr int kFullQ = kVAt + C::kStagesV * kV, kEmptyQ = kFullQ + 8 * kQs;
+  // Of 8-bit floats, the part of a warp's O that is in float32 (float8_parts.cuh). O leaves from
+  // there too, which takes more room than Q has.
+  static constexpr bool kHalfPart = C::kHeadDimV > 128;  // in bf16, as there is no room for more
+  static constexpr int kStaged = 16 * 128 * kPanelsV;
+  static constexpr int kNumbers = 16 * (kHalfPart ? 2 : 4) * C::kHeadDimV;
+  static constexpr int kPart = !C::kFloat8 ? 0 : kNumbers > kStaged ? kNumbers : kStaged;
+  static constexpr int kPartAt = kVAt + C::kStagesV * kV;
+  static constexpr int kOnesAt = kPartAt + 4 * C::kConsumers * kPart;
+  static constexpr int kFullQ = kOnesAt + kOnes, kEmptyQ = kFullQ + 8 * kQs;
   static constexpr int kFullK = kEmptyQ + 8 * kQs, kEmptyK = kFullK + 8 * C::kStagesK;
   static constexpr int kFullV = kEmptyK + 8 * C::kStagesK, kEmptyV = kFullV + 8 * C::kStagesV;
   // The tiles at hand, from the producer to the consumers, which hold two: the one that ends and

@@ -35,7 +35,7 @@ struct ForwardSm90Producer {
 #pragma unroll
     for (int panel = 0; panel < Layout::kPanelsK; ++panel) {
       tma_load_5d(tiles.shared + Layout::kQAt + ring.place(n) * Layout::kQ + panel * 8192,
-                  tiles.maps.q, full, 64 * panel, in_group,
+                  tiles.maps.q, full, Layout::kPanel * panel, in_group,
                   C::kPackedQ ? w.sequence.row_q + query : query, head_k,
                   C::kPackedQ ? 0 : w.sequence.batch, kEvictFirst);
     }
@@ -54,18 +54,33 @@ struct ForwardSm90Producer {
       if constexpr (C::kGathers) {
         load_gathered(at, map, w, head, block, panel, full);
       } else if constexpr (C::kPageRows == 0) {
-        tma_load_4d(at, map, full, 64 * panel, w.sequence.row_k + block * C::kBlockN, head,
-                    C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
+        tma_load_4d(at, map, full, Layout::kPanel * panel, w.sequence.row_k + block * C::kBlockN,
+                    head, C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
       } else {
         const int* pages = tiles.p.page_table + w.sequence.batch * tiles.p.page_table_stride;
         for (int i = 0; i < C::kBlockN / C::kPageRows; ++i) {
           const int key = block * C::kBlockN + i * C::kPageRows;
           // Boxes past the length repeat the last page in use: they must arrive, and are masked.
           const int safe = min(key, (w.sequence.length_k - 1) / C::kPageRows * C::kPageRows);
-          tma_load_4d(at + i * C::kPageRows * 128, map, full, 64 * panel, safe % tiles.p.page_size,
-                      head, pages[safe / tiles.p.page_size], kEvictLast);
+          tma_load_4d(at + i * C::kPageRows * 128, map, full, Layout::kPanel * panel,
+                      safe % tiles.p.page_size, head, pages[safe / tiles.p.page_size], kEvictLast);
         }
       }
+    }
+  }
+
+  // Loads a block of V that lies transposed, of 8-bit floats; for one thread.
+  ATTN_DEVICE void load_transposed(const TensorMap& map, const Work& w, int head, int block,
+                                   int stage, unsigned full) const {
+    const unsigned tile = tiles.shared + Layout::kVAt + stage * Layout::kV;
+    const int first =
+        C::kPackedK ? transposed_column<Layout::kTransposedUnit>(w.sequence.row_k, w.sequence.batch) : 0;
+    mbarrier_arrive_expect(full, Layout::kV);
+#pragma unroll
+    for (int panel = 0; panel < Layout::kTransposedPanels; ++panel) {
+      tma_load_4d(tile + panel * Layout::kTransposedPanel, map, full,
+                  first + block * C::kBlockN + 128 * panel, 0, head,
+                  C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
     }
   }
 
@@ -250,8 +265,12 @@ struct ForwardSm90Producer {
         tell_end();
         places.wait_empty(loaded);
         if (elect_one()) {
-          load_keys<kPanels, kAt, kTileBytes>(map, w, head, list.block(), places.place(loaded),
-                                              places.full(loaded));
+          if constexpr (C::kFloat8 && kAt == Layout::kVAt) {
+            load_transposed(map, w, head, list.block(), places.place(loaded), places.full(loaded));
+          } else {
+            load_keys<kPanels, kAt, kTileBytes>(map, w, head, list.block(), places.place(loaded),
+                                                places.full(loaded));
+          }
         }
       }
       tell_end();  // where the mask hides all blocks that seemed to follow

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "kernels/forward_sm90/float8_parts.cuh"
 #include "kernels/forward_sm90/tiles.cuh"
 #include "ptx/wgmma.cuh"
 #include "softmax/online.cuh"
@@ -16,7 +17,8 @@ template <class C>
 struct ForwardSm90State {
   float o[C::kHeadDimV / 2];
   float s[C::kBlockN / 2];
-  unsigned probability[C::kBlockN / 4];
+  unsigned probability[C::kBlockN / (C::kFloat8 ? 8 : 4)];
+  Float8State<C> float8;
   OnlineSoftmax softmax;
   unsigned blocks = 0;   // whose S was computed so far
   bool k_ready = false;  // K of the next block was there when it was looked for
@@ -34,7 +36,7 @@ struct ForwardSm90Products {
   using Tiles = ForwardSm90Tiles<C, Expressions>;
   using State = ForwardSm90State<C>;
   using Layout = typename Tiles::Layout;
-  using Element = typename Tiles::Element;
+  using Operand = typename Tiles::Operand;
   using Own = typename Tiles::Own;
 
   const Tiles& tiles;
@@ -51,9 +53,25 @@ struct ForwardSm90Products {
   }
 
   static ATTN_DEVICE void pin_all(State& c) {
-    pin(c.o);
+    pin_product(c);
     pin(c.s);
     pin(c.probability);
+  }
+  // Multiplies O, where references have moved.
+  static ATTN_DEVICE void scale(State& c, const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
+    if constexpr (C::kFloat8) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if constexpr (C::kSumsByProduct) c.float8.sums[2 * i] *= factor[i];
+        c.float8.alpha[i] *= factor[i];
+      }
+    }
+  }
+  static ATTN_DEVICE void pin_product(State& c) {
+    pin(c.o);
+    if constexpr (C::kSumsByProduct) pin(c.float8.sums);
   }
 
   ATTN_DEVICE unsigned v_tile(const State& c) const {
@@ -76,7 +94,7 @@ struct ForwardSm90Products {
 #pragma unroll
     for (int step = 0; step < Tiles::kStepsK; ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
-      ProductSS<Element, C::kBlockN>::run(c.s, q + descriptor_step(panel * 8192 + inside),
+      ProductSS<Operand, C::kBlockN>::run(c.s, q + descriptor_step(panel * 8192 + inside),
                                           k + descriptor_step(panel * Layout::kPanelBytes + inside),
                                           step > 0);
     }
@@ -84,10 +102,30 @@ struct ForwardSm90Products {
   }
 
   ATTN_DEVICE void issue_pv(State& c, unsigned v, bool add) const {
+    if constexpr (C::kFloat8) {
 #pragma unroll
-    for (int step = 0; step < C::kBlockN / 16; ++step) {
-      ProductRS<Element, C::kHeadDimV>::run(c.o, &c.probability[4 * step],
-                                            v + descriptor_step(step * 2048), step > 0 || add);
+      for (int step = 0; step < C::kBlockN / 32; ++step) {
+        const int place = step / 4 * Layout::kTransposedPanel + step % 4 * 32;
+        const unsigned* const p = &c.probability[4 * step];
+        const bool adds = step > 0 || (add && !c.float8.taken);
+        if constexpr (Layout::kOnesInV) {
+          ProductWithSums<Operand, C::kHeadDimV>::run(c.o, c.float8.sums, p,
+                                                      v + descriptor_step(place), adds);
+        } else {
+          ProductRS<Operand, C::kHeadDimV>::run(c.o, p, v + descriptor_step(place), adds);
+          if constexpr (C::kSumsByProduct) {
+            ProductRS<Operand, kRowsOfOnes>::run(
+                c.float8.sums, p, matrix_descriptor(tiles.shared + Layout::kOnesAt, 0), adds);
+          }
+        }
+      }
+      c.float8.taken = false;
+    } else {
+#pragma unroll
+      for (int step = 0; step < C::kBlockN / 16; ++step) {
+        ProductRS<Operand, C::kHeadDimV>::run(c.o, &c.probability[4 * step],
+                                              v + descriptor_step(step * 2048), step > 0 || add);
+      }
     }
     wgmma_commit();
   }
@@ -123,7 +161,7 @@ struct ForwardSm90Products {
     wgmma_fence();
     issue_pv(c, v_descriptor(c), add);
     wgmma_wait<0>();
-    pin(c.o);
+    pin_product(c);
     tiles.v_ring().release(c.blocks - 1);
   }
 

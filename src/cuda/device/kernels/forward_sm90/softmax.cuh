@@ -19,13 +19,26 @@ struct ForwardSm90Softmax {
   using Element = typename Tiles::Element;
   using Own = typename Tiles::Own;
   using Place = typename Tiles::Place;
+  using Products = ForwardSm90Products<C, Expressions>;
 
   const Tiles& tiles;
 
   static constexpr float kLog2E = 1.4426950408889634f;
   // What scores are multiplied by to be exponents of 2.
-  ATTN_DEVICE float exponent_scale() const {
-    return Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : tiles.p.scale_log2;
+  ATTN_DEVICE float exponent_scale(const State& c) const {
+    if constexpr (Expressions::kHasScore) return Expressions::kScoreFactor * kLog2E;
+    return C::kFloat8 ? tiles.p.scale_log2 * fabsf(c.float8.scale) : tiles.p.scale_log2;
+  }
+  // With 8-bit floats: S becomes that of Q and K times their scales, but for a positive factor that
+  // exponent_scale() has.
+  ATTN_DEVICE void scale_scores(State& c) const {
+    if constexpr (C::kFloat8) {
+      if (Expressions::kHasScore || c.float8.scale < 0) {
+        const float factor = Expressions::kHasScore ? c.float8.scale : -1.f;
+#pragma unroll
+        for (int i = 0; i < C::kBlockN / 2; ++i) c.s[i] *= factor;
+      }
+    }
   }
 
   // What is added to the key of a column, where keys are not in a row.
@@ -148,13 +161,30 @@ struct ForwardSm90Softmax {
       const auto k = tiles.k_ring();
       c.k_ready = mbarrier_try(k.full(c.blocks + 1) + zero, k.parity(c.blocks + 1));
       wgmma_wait<0>();
-      pin(c.o);
+      Products::pin_product(c);
       pin(c.s);
       if constexpr (kReleaseV) tiles.v_ring().release(c.blocks - 1);
     };
-    const auto pack = [&](int k) { c.probability[k] = Element::pack(c.s[2 * k], c.s[2 * k + 1]); };
-    return c.softmax.template exponentiate<kMasked, !Tiles::kJudgesLate>(c.s, exponent, wait_for_o,
-                                                                         pack);
+    if constexpr (C::kFloat8) {
+      unsigned full = 0;
+      const auto pack = [&](int k) {
+        if (k % 4 < 2) return;  // with the pair of this row 8 columns on
+        const int word = k / 4 * 2 + k % 2;
+        c.probability[word] = packed_float8(c.s + word / 2 * 8 + word % 2 * 2);
+        full |= c.probability[word] + kBeforeFull;
+      };
+      const bool good =
+          c.softmax.template exponentiate<kMasked, !Tiles::kJudgesLate, !C::kSumsByProduct>(
+              c.s, exponent, wait_for_o, pack);
+      if constexpr (!kMasked) lower_float8(c, full);
+      return good;
+    } else {
+      const auto pack = [&](int k) {
+        c.probability[k] = Element::pack(c.s[2 * k], c.s[2 * k + 1]);
+      };
+      return c.softmax.template exponentiate<kMasked, !Tiles::kJudgesLate, true>(
+          c.s, exponent, wait_for_o, pack);
+    }
   }
   // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
   // good, the same answer in the whole warp; `large` becomes whether it is not because some score
@@ -190,7 +220,7 @@ struct ForwardSm90Softmax {
       return good && !large;
     } else {
       apply_score(c, t, block);
-      const float scale = exponent_scale();
+      const float scale = exponent_scale(c);
       return exponentiate<false, false, Tiles::kHasPlainRounds>(
           c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
     }
@@ -204,8 +234,8 @@ struct ForwardSm90Softmax {
     if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
-    const float scale = exponent_scale();
-    c.softmax.template raise<Tiles::kFar, Tiles::kJudgesLate>(c.s, scale, alpha);
+    const float scale = exponent_scale(c);
+    c.softmax.template raise<Tiles::kFar, Tiles::kJudgesLate, kRoom>(c.s, scale, alpha);
     if constexpr (!Tiles::kFar) {
       exponentiate<true, kAgain>(
           c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
@@ -220,6 +250,42 @@ struct ForwardSm90Softmax {
         return fmaf(x, scale, far_row[i] ? 0.f : offset);
       });
       return far;
+    }
+  }
+
+  // P as 8-bit floats, which end at 448. The largest of a row is near 2^kRoom when its reference is
+  // set, so that it may grow by 2^1.8 before all of the block is multiplied again, and P of 2^-16 of
+  // it, half the smallest 8-bit float, is not yet rounded to 0.
+  static constexpr int kRoom = C::kFloat8 ? 7 : 0;
+
+  // A row's two pairs of 16 columns as four elements of an operand. An operand has 4 of 16 keys in a
+  // row where an accumulator has two of 8 and two of the next 8, so the keys of V lie in the
+  // accumulator's order (kernels/transpose_values.cuh).
+  static ATTN_DEVICE unsigned packed_float8(const float* s) {
+    return Float8E4M3::pack(s[0], s[1], s[4], s[5]);
+  }
+  // Added to such a word, the highest bits of its bytes say which elements are 448 or NaN.
+  static constexpr unsigned kFull = 0x80808080, kBeforeFull = kFull - 0x7e7e7e7e;
+  // Lowers P of rows that has outgrown 8-bit floats, by a power of two, with the references of what
+  // follows. `full`: words of P plus kBeforeFull.
+  static ATTN_DEVICE void lower_float8(State& c, unsigned full) {
+    if (!__any_sync(~0u, (full & kFull) != 0)) [[likely]] return;
+    float factor[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float top = 0;
+#pragma unroll
+      for (int j = 0; j < C::kBlockN / 4; ++j) top = fmaxf(top, c.s[j / 2 * 4 + 2 * i + j % 2]);
+      top = quad_max(top);
+      factor[i] = c.softmax.lower_below(i, top, kRoom);
+      if (top > largest_float()) c.float8.l[i] = top;
+    }
+    Products::scale(c, factor);
+#pragma unroll
+    for (int i = 0; i < C::kBlockN / 2; ++i) c.s[i] *= factor[i / 2 % 2];
+#pragma unroll
+    for (int k = 0; k < C::kBlockN / 8; ++k) {
+      c.probability[k] = packed_float8(c.s + k / 2 * 8 + k % 2 * 2);
     }
   }
 
@@ -242,8 +308,7 @@ struct ForwardSm90Softmax {
   ATTN_DEVICE void move_references(State& c) const {
     float factor[2];
     c.softmax.lower(factor);
-#pragma unroll
-    for (int i = 0; i < C::kHeadDimV / 2; ++i) c.o[i] *= factor[i / 2 % 2];
+    Products::scale(c, factor);
 #pragma unroll
     for (int k = 0; k < C::kBlockN / 4; ++k) {
       c.probability[k] = Element::pack(c.s[2 * k] * factor[k % 2], c.s[2 * k + 1] * factor[k % 2]);

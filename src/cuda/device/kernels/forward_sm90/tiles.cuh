@@ -12,6 +12,8 @@
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
 #include "schedule/query_tile.cuh"
+#include "schedule/transposed_values.cuh"
+#include "tile/cache_type.cuh"
 
 namespace attn::device {
 
@@ -19,16 +21,19 @@ template <class C, class Expressions>
 struct ForwardSm90Tiles {
   using Layout = ForwardSm90Layout<C>;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
-  using Element = typename C::Element;
+  using Element = typename C::Element;  // of O
+  using Operand = typename OperandOf<C::kFloat8, Element>::Type;
   static constexpr int kBlockM = 64 * C::kConsumers;
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
-  static constexpr int kStepsK = divide_up<16>(C::kHeadDim);
+  static constexpr int kStepsK = divide_up<C::kFloat8 ? 32 : 16>(C::kHeadDim);
 
   // Whether the references of a block were good is asked of l when the next products are under way:
   // P of any size is as good an operand as P below 1 unless it is infinite, as bf16 has the
-  // exponents of float32. Rows whose l grew too far in one step are lost, and their tiles computed
+  // exponents of float32; 8-bit floats are packed again where they end (keep_float8). Rows whose l
+  // grew too far in one step are lost, and their tiles computed
   // again by rounds that take the maximum of each block first.
-  static constexpr bool kJudgesLate = Element::kExponent == 0x7f80 && !Expressions::kHasScore;
+  static constexpr bool kJudgesLate =
+      (C::kFloat8 || Element::kExponent == 0x7f80) && !Expressions::kHasScore;
   // Rounds of blocks that need no mask have a loop of their own. Not with a score whose values, in
   // two loops, spill; those of a tanh by polynomials, with nothing else of its row, do not.
   static constexpr bool kHasPlainRounds =
@@ -230,6 +235,23 @@ struct ForwardSm90Tiles {
   }
   ATTN_DEVICE int key_head(const Work& w) const {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
+  }
+
+  // What a score of 8-bit floats, and an element of O, must be multiplied by: scales of a batch entry
+  // and head.
+  ATTN_DEVICE float score_scale(const Work& w) const {
+    const auto& params = static_cast<const CachedForwardParams&>(p);
+    return scale_of(params.scale_q, params.scale_q_strides, w, w.head) *
+           scale_of(params.scale_k, params.scale_k_strides, w, key_head(w));
+  }
+  ATTN_DEVICE float value_scale(const Work& w) const {
+    const auto& params = static_cast<const CachedForwardParams&>(p);
+    return scale_of(params.scale_v, params.scale_v_strides, w, key_head(w));
+  }
+  static ATTN_DEVICE float scale_of(const float* scales, const Strides& strides, const Work& w,
+                                    int head) {
+    if (scales == nullptr) return 1;
+    return cache_scale(scales[w.sequence.batch * strides.batch + head * strides.head]);
   }
 
   // The first blocks of keys as each consumer sees them, so that others begin at once.

@@ -46,8 +46,30 @@ struct Float16 {
   }
 };
 struct Float32 {};
-struct Float8E4M3 {};
+struct Float8E4M3 {
+  static unsigned round(float x) {
+    if (x != x) return 0x7f;
+    const unsigned sign = std::signbit(x) ? 0x80 : 0;
+    const float size = std::abs(x);
+    if (size >= 448) return sign | 0x7e;
+    // Steps of 2^-9 below 2^-6, and eighths of a power of two above.
+    const int exponent = size < 0x1p-6f ? -6 : std::ilogb(size);
+    const auto steps = static_cast<unsigned>(std::nearbyint(std::ldexp(size, 3 - exponent)));
+    return sign | (static_cast<unsigned>(exponent + 6) * 8 + steps);
+  }
+  static unsigned pack(float a, float b, float c, float d) {
+    return round(a) | round(b) << 8 | round(c) << 16 | round(d) << 24;
+  }
+};
 struct Float8E5M2 {};
+template <bool kFloat8, class Element>
+struct OperandOf {
+  using Type = Element;
+};
+template <class Element>
+struct OperandOf<true, Element> {
+  using Type = Float8E4M3;
+};
 
 inline float float_of_half(unsigned short bits) { return emulator::widen(bits, true); }
 

@@ -16,6 +16,17 @@ inline Int4 load_shared(unsigned address) {
   std::memcpy(&v, emulator::shared_memory() + address, sizeof(v));
   return v;
 }
+inline void store_shared_floats(unsigned address, const float* x) {
+  store_shared(address, {std::bit_cast<int>(x[0]), std::bit_cast<int>(x[1]),
+                         std::bit_cast<int>(x[2]), std::bit_cast<int>(x[3])});
+}
+inline void load_shared_floats(float (&x)[4], unsigned address) {
+  const Int4 v = load_shared(address);
+  x[0] = std::bit_cast<float>(v.x);
+  x[1] = std::bit_cast<float>(v.y);
+  x[2] = std::bit_cast<float>(v.z);
+  x[3] = std::bit_cast<float>(v.w);
+}
 inline int load_shared_word(unsigned address) {
   int x;
   std::memcpy(&x, emulator::shared_memory() + address, sizeof(x));

@@ -1,0 +1,19 @@
+// forward_sm90 of Q, K and V as 8-bit floats (e4m3), with P as such too: twice the products of 16
+// bits a second. FlashAttention-3, section 3.3, but for the transposition of V, which is a kernel
+// ahead (kernels/transpose_values.cuh), and sums of O, which are float32 from block to block.
+//
+// Reads of C what forward_sm90 does, with kFloat8; Element is that of O, rows of Q and K end where
+// kHeadDim does, and kHeadDim and kHeadDimV are multiples of 16.
+#pragma once
+
+#include "kernels/forward_sm90.cuh"
+
+namespace attn::device {
+
+template <class C, class Expressions>
+ATTN_DEVICE void forward_sm90_float8(const CachedForwardParams& p, const Expressions& e,
+                                     const ForwardMaps& maps) {
+  forward_sm90<C, Expressions>(p, e, maps);
+}
+
+}  // namespace attn::device

@@ -1,0 +1,152 @@
+#include "cuda/kernels/forward_sm90_float8/kernel.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "attn/error.hpp"
+#include "core/cache_type.hpp"
+#include "core/ceil_div.hpp"
+#include "cuda/codegen/wgmma_text.hpp"
+#include "cuda/forward/transposed_values.hpp"
+#include "cuda/kernels/forward_tiles.hpp"
+#include "cuda/problem_parameters.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace attn::cuda {
+namespace {
+
+using core::ceil_div;
+using enum Condition;
+
+constexpr std::uint32_t kPanel = 128;  // columns of Q and K, and keys of V, in 128 bytes
+constexpr std::string_view kElement = "Float8E4M3", kFormat = "e4m3";
+
+// As forward_sm90_shapes(). A consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P
+// (block_n / 8).
+constexpr std::array<ForwardSm90Shape, 4> kShapes{{
+    {64, always, 3, 128, 4, 4, 2, true, false, 32, 160, 148, "as in 16 bits"},
+    {128, long_and_plain, 3, 96, 3, 2, 2, true, false, 32, 160, 140,
+     "three warpgroups hide the exponentials, which take as long as the products, and have "
+     "registers for 96 keys; +6 % from 4096 keys on"},
+    {128, always, 2, 128, 3, 3, 2, true, false, 40, 232, 0,
+     "128 rows and 128 keys; at 512 keys 13 % faster than 192 rows"},
+    {256, always, 2, 96, 2, 2, 1, true, false, 40, 232, 0,
+     "96 keys: Q, two stages of K and V, and the part of O in bf16 fill 212 KB"},
+}};
+
+std::string obstacle(const ForwardRequest& request) {
+  const Problem& p = request.problem;
+  if (request.arch.number != 90) {
+    return fmt::format("the architecture is {}; accepted is sm_90a", to_string(request.arch));
+  }
+  if (!core::is_e4m3(p)) {
+    return fmt::format("type_q is {}, type_k {} and type_v {}; accepted is e4m3 of all",
+                       name(p.type_q), name(p.type_k), name(p.type_v));
+  }
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
+    return fmt::format("dtype is {}; accepted are bf16 and f16", name(p.dtype));
+  }
+  for (const auto& [name, d] :
+       {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}}) {
+    if (d % 16 != 0 || d > kShapes.back().head_dim) {
+      return fmt::format("{} is {}; accepted are multiples of 16 up to {}", name, d,
+                         kShapes.back().head_dim);
+    }
+  }
+  if (request.features.dropout) {
+    return fmt::format("dropout is {}; accepted is 0", p.dropout.probability);
+  }
+  if (p.seqlen_prefix > 0) {
+    return fmt::format("seqlen_prefix is {}; accepted is 0", p.seqlen_prefix);
+  }
+  if (!request.tensors.aligned || !request.tensors.cache_aligned) {
+    return "an address or stride is not a multiple of 16 bytes";
+  }
+  if (request.tensors.row_scales) {
+    return "rows have scales of their own; accepted are those of a batch entry and head";
+  }
+  return {};
+}
+
+bool encode_v(CUtensorMap& map, const Problem& p, const Tensor& v, int rows) {
+  return encode_map(
+      map, v, 4,
+      {unsigned_of(v.shape[3]), unsigned_of(v.shape[2]), unsigned_of(p.heads_k),
+       unsigned_of(v.shape[0]), 1},
+      {unsigned_of(v.strides[2]), unsigned_of(v.strides[1]), unsigned_of(v.strides[0]), 0, 0},
+      {kPanel, static_cast<std::uint32_t>(rows), 1, 1, 1});
+}
+
+}  // namespace
+
+ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
+  if (std::string why = obstacle(request); !why.empty()) {
+    return ForwardChoice::refused(std::move(why));
+  }
+  const Problem& p = request.problem;
+  const ForwardFeatures& f = request.features;
+  const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
+  const auto row = std::ranges::find_if(
+      kShapes, [&](const ForwardSm90Shape& s) { return widest <= s.head_dim && holds(s.when, p); });
+  auto made = std::make_shared<ForwardSm90Float8>(with_parts(*row, request.parts));
+  const ForwardSm90Shape& s = made->shape;
+  Tiling tiling;
+  tiling.rows = 64 * s.warpgroups;
+  tiling.keys = s.block_n;
+  if (tiling.keys % 32 != 0) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is 'forward_sm90_float8/{}', of {} keys; accepted are multiples "
+                            "of 32",
+                            request.parts, tiling.keys));
+  }
+  if (f.paged && !fit_pages(tiling.keys, made->page_rows, p.page_size)) {
+    return ForwardChoice::refused("no tile shape suits page_size " + std::to_string(p.page_size));
+  }
+  tiling.threads = 128 * (s.warpgroups + 1);
+  tiling.parts = s.warpgroups;
+  tiling.stages = s.stages_v;
+  const std::int64_t panels = ceil_div(f.head_dim, kPanel), qs = s.stages_q * s.warpgroups;
+  made->sums_by_product = !request.tensors.lse;
+  made->stores_boxes = !request.splits && !f.packed_q;
+  const std::int64_t bytes_v = ceil_div(tiling.keys, kPanel) * kPanel * made->rows_of_v(f);
+  // Of a warp, ForwardSm90Layout::kPart.
+  const std::int64_t ones =
+      made->sums_by_product && !made->has_ones_in_v(f) ? 128 * ForwardSm90Float8::kRowsOfOnes : 0;
+  const std::int64_t number = f.head_dim_v > 128 ? 2 : 4;
+  const std::int64_t part =
+      16 * std::max(128 * ceil_div(f.head_dim_v, 64), number * f.head_dim_v);
+  tiling.shared_bytes = qs * 64 * 128 * panels + s.stages_k * tiling.keys * 128 * panels +
+                        s.stages_v * bytes_v + 4 * s.warpgroups * part +
+                        ones + forward_sm90_barrier_bytes(s);
+  tiling.reason = s.reason;
+  tiling.spill_bytes = s.spill_bytes + kForwardSm90FollowerSpills;
+  if (widest <= 128 && holds(Condition::few_masked_keys, p)) made->near_blocks = 1;
+  return {.tiling = tiling, .shape = std::move(made)};
+}
+
+std::string ForwardSm90Float8::declarations(const ForwardConfig& config) const {
+  return product_declarations() + print_product_float8(kElement, kFormat, config.tiling.keys) +
+         (has_ones_in_v(config.features) ? print_product_with_sums : print_product_rs_float8)(
+             kElement, kFormat, config.features.head_dim_v) +
+         (sums_by_product ? print_product_rs_float8(kElement, kFormat, kRowsOfOnes) : "");
+}
+
+std::optional<ForwardMaps> ForwardSm90Float8::maps(const ForwardConfig& config, const Problem& p,
+                                                   const Inputs& inputs,
+                                                   const Outputs& outputs) const {
+  ForwardMaps maps{};
+  const int box = config.features.paged ? page_rows : config.tiling.keys;
+  if (!encode_q(maps.q, p, config, inputs.q, kPanel) ||
+      !encode_k(maps.k, p, config, inputs.k, p.head_dim, box, kPanel) ||
+      !encode_v(maps.v, p, inputs.v, rows_of_v(config.features)) ||
+      (stores_boxes && !encode_o(maps.o, p, outputs.o))) {
+    return std::nullopt;
+  }
+  return maps;
+}
+
+}  // namespace attn::cuda
