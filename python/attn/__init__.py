@@ -33,6 +33,7 @@ from .operations import (
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
+    from . import dist as dist
     from . import flash_attn as flash_attn
     from . import flex as flex
     from . import hf as hf
@@ -55,7 +56,7 @@ _EXPRESSIONS = {
     "symbols": "symbol",
     "where": "expression",
 }
-_MODULES = ("flash_attn", "flex", "hf", "jax", "torch")
+_MODULES = ("dist", "flash_attn", "flex", "hf", "jax", "torch")
 
 __all__ = [
     "DeviceError",

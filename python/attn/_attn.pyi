@@ -96,6 +96,49 @@ def tiles(
     batch: int,
     head: int,
 ) -> list[str]: ...
+
+class DistPlan:
+    @property
+    def problem(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def balance(self) -> float: ...
+    def rows(self, rank: int) -> list[tuple[int, int]]: ...
+    def keys(self, rank: int) -> list[tuple[int, int]]: ...
+    def area(self, rank: int) -> float: ...
+    def bytes(self, sender: int, receiver: int, backward: bool) -> float: ...
+
+def dist_plan(
+    options: Options,
+    q: list[int],
+    k: list[int],
+    v: list[int],
+    dtype: str,
+    gpu: int,
+    engine: Any,
+    rank: int,
+    size: int | None,
+    carries_gpu: bool,
+    deal: str,
+    chunk: int,
+    timeout: float,
+) -> DistPlan: ...
+def dist_forward(plan: DistPlan, options: Options, q: Any, k: Any, v: Any) -> tuple[Any, Any]: ...
+def dist_backward(
+    plan: DistPlan,
+    options: Options,
+    d_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    wanted: list[str],
+    d_lse: Any,
+) -> tuple[Any, ...]: ...
 def plans_made() -> int: ...
 def score_buffers(problem: str) -> list[str]: ...
 def merge(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]: ...

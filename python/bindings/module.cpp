@@ -11,5 +11,6 @@ NB_MODULE(_attn, module) {
   attn::python::bind_operations(module);
   attn::python::bind_caches(module);
   attn::python::bind_information(module);
+  attn::python::bind_dist(module);
   attn::python::bind_jax(module);
 }

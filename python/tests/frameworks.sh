@@ -23,7 +23,7 @@ if [[ $which == jax ]]; then
   limit=300  # seconds to install
 else
   packages+=(torch transformers psutil einops 'scikit-build-core>=0.11' mypy 'pyright[nodejs]')
-  tests='torch or flex or flash or hf or jax or sdpa or coming_from'
+  tests='torch or flex or flash or hf or jax or sdpa or coming_from or dist'
   needs='jax, torch, transformers, xdist'
   limit=600
 fi

@@ -43,13 +43,14 @@ def test_torch_is_all_that_an_eager_call_needs():
 
 
 def test_every_name_is_listed():
-    assert {*attn.__all__, "torch", "jax", "hf", "flex", "flash_attn"} <= {*dir(attn)}
+    assert {*attn.__all__, "dist", "torch", "jax", "hf", "flex", "flash_attn"} <= {*dir(attn)}
     for name in attn.__all__:
         assert getattr(attn, name) is not None
 
 
 # What users import, and what they take from it.
 PUBLIC = {
+    "attn.dist": ["Plan", "attention", "plan"],
     "attn.flex": ["BlockMask", "create_block_mask", "flex_attention"],
     "attn.torch": [
         "attention", "create_block_mask", "flex_attention", "merge", "scaled_dot_product_attention",

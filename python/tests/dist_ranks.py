@@ -1,0 +1,208 @@
+"""What test_dist.py runs in processes of a gloo group: each compares its share with one process."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as group
+
+import attn
+import attn.dist
+import attn.torch
+
+
+def spawn(size: int, folder: Any, work: Any) -> None:
+    """Runs work(rank, size) in so many processes of a group; raises what one of them raises."""
+    torch.multiprocessing.spawn(_run, args=(size, str(folder), work), nprocs=size)
+
+
+def _run(rank: int, size: int, folder: str, work: Any) -> None:
+    torch.set_num_threads(1)
+    attn.set_num_threads(1)
+    group.init_process_group(
+        "gloo", init_method=f"file://{folder}/{size}", rank=rank, world_size=size
+    )
+    torch.manual_seed(3)  # the same tensors everywhere
+    work(rank, size)
+    group.destroy_process_group()
+
+
+def _cases() -> Any:
+    """Names, shapes of q, k and v, dtype, and options; those that are trained by name."""
+    dense, rows = ((2, 200, 4, 32), (2, 200, 2, 32), (2, 200, 2, 32)), 200
+    cu_seqlens = torch.tensor([0, 9, 9, 100, 150], dtype=torch.int32)
+    packed = ((150, 4, 32), (150, 2, 32), (150, 2, 16))
+    place = torch.randint(0, 7, (rows,)) > 0
+    yield "causal", dense, torch.bfloat16, {"causal": True}, ()
+    yield (
+        "window",
+        dense,
+        torch.float32,
+        {"window": (50, 0), "sink": torch.randn(4), "softcap": 20.0},
+        ("sink",),
+    )
+    yield (
+        "dropout",
+        dense,
+        torch.float32,
+        {"causal": True, "dropout": 0.3, "rng": (7, 2**63 + 5)},
+        (),
+    )
+    yield (
+        "packed",
+        packed,
+        torch.float32,
+        {"causal": True, "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "layout": "thd"},
+        (),
+    )
+    yield "alibi", dense, torch.float32, {"causal": True, "alibi": torch.rand(4)}, ("alibi",)
+    yield "bias", dense, torch.float32, {"bias": torch.randn(1, 4, 200, 200)}, ("bias",)
+    yield (
+        "mask",
+        dense,
+        torch.float32,
+        {"mask": (place[:, None] & place[None, :]), "scale": 0.2},
+        (),
+    )
+    yield (
+        "function",
+        dense,
+        torch.float32,
+        {"mask": lambda s: (s.key <= s.query) & (s.key % 3 != 1)},
+        (),
+    )
+    heads_first = ((2, 4, 200, 32), (2, 2, 200, 32), (2, 2, 200, 32))
+    yield "heads_first", heads_first, torch.float32, {"causal": True, "layout": "bhsd"}, ()
+    yield (
+        "lengths",
+        ((1, 70, 2, 16), (1, 130, 2, 16), (1, 130, 2, 16)),
+        torch.float64,
+        {"causal": True, "seqused_k": torch.tensor([101], dtype=torch.int32)},
+        (),
+    )
+
+
+def _near(name: str, ours: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype) -> None:
+    roundings = {torch.bfloat16: 2**-8, torch.float32: 2**-23, torch.float64: 2**-48}[dtype]
+    ours, exact = ours.double(), exact.double()
+    allowed = 16 * roundings * (exact.abs() + exact.abs().max())
+    worst = ((ours - exact).abs() - allowed).max() if len(ours) else torch.tensor(-1.0)
+    assert worst <= 0, f"{name}: {(ours - exact).abs().max()} apart"  # and no NaN
+
+
+def agree_with_one_process(rank: int, size: int) -> None:
+    for name, shapes, dtype, options, trained in _cases():
+        whole = [torch.randn(shape).to(dtype) for shape in shapes]
+        arrays = {key: options[key].clone().requires_grad_() for key in trained}
+        plan = attn.dist.plan(*shapes, dtype=dtype, chunk=16, **options)
+        assert sum(end - begin for r in range(size) for begin, end in plan.rows(r)) > 0
+        q, k, v = (plan.shard(x, keys=i > 0).detach().requires_grad_() for i, x in enumerate(whole))
+        out, lse = attn.dist.attention(q, k, v, plan, return_lse=True, **arrays)
+        one_arrays = {key: options[key].clone().requires_grad_() for key in trained}
+        one = [x.clone().requires_grad_() for x in whole]
+        expected, expected_lse = attn.torch.attention(
+            *one, return_lse=True, **{**options, **one_arrays}
+        )
+        # The fp64 reference of the same values.
+        exact = attn.attention(*whole, **{**options, "backend": "reference"})
+        _near(f"{name} o", out, plan.shard(exact), dtype)
+        d_out = torch.randn(expected.shape).to(dtype)
+        d_lse = torch.randn(expected_lse.shape, dtype=expected_lse.dtype)
+        d_lse[expected_lse.isinf()] = 0
+        of_lse = plan.shard(d_lse, -1)
+        wanted = [q, k, v, *arrays.values()]
+        ours = torch.autograd.grad((out, lse), wanted, (plan.shard(d_out), of_lse))
+        theirs = torch.autograd.grad(
+            (expected, expected_lse), [*one, *one_arrays.values()], (d_out, d_lse)
+        )
+        for i, label in enumerate(["dq", "dk", "dv", *arrays]):
+            share = plan.shard(theirs[i], keys=i > 0) if i < 3 else theirs[i]
+            _near(f"{name} {label}", ours[i], share, dtype)
+        _near(f"{name} unshard", plan.unshard(out.detach()), expected, dtype)
+    weight = torch.ones(1, requires_grad=True)
+    plan = attn.dist.plan((1, 64, 1, 8), (1, 64, 1, 8), dtype=torch.float32, chunk=16, causal=True)
+    rows = plan.index().float()[None]
+    plan.unshard(rows * weight).square().sum().backward()
+    # Each process has used the whole: its gradient comes from all of them.
+    assert weight.grad is not None
+    assert weight.grad.item() == 2 * size * rows.square().sum().item()
+
+
+def _raises(kind: type[Exception], text: str, call: Any) -> None:
+    try:
+        call()
+    except kind as error:
+        found = str(error)
+    else:
+        found = "nothing"
+    assert text in found, f"raised is {found!r}; expected is {text!r}"
+
+
+SHAPES = (1, 96, 2, 8), (1, 96, 1, 8)
+
+
+def refuse_together(rank: int, size: int) -> None:
+    """What one process does differently is an error on all; the group goes on."""
+    last = rank == size - 1
+    _raises(
+        attn.InvalidArgument,
+        f"on rank {size - 1}",
+        lambda: attn.dist.plan(*SHAPES, causal=not last, chunk=16),
+    )
+    plan = attn.dist.plan(*SHAPES, dtype=torch.float32, causal=True, chunk=16)
+    q, k = (plan.shard(torch.randn(shape)) for shape in SHAPES)
+    short = q[:, 1:] if last else q
+    _raises(
+        attn.InvalidArgument,
+        f"rank {size - 1}: q is f32",
+        lambda: attn.dist.attention(short, k, k, plan),
+    )
+    _raises(
+        attn.InvalidArgument,
+        "the plan is of 'causal'",
+        lambda: attn.dist.attention(q, k, k, plan, softcap=3.0),
+    )
+    assert attn.dist.attention(q, k, k, plan).isfinite().all()
+    look = attn.dist.plan(*SHAPES, ranks=4, causal=True)
+    assert look.rank == -1
+    _raises(attn.InvalidArgument, "accepted are 0 to 3", lambda: look.rows())
+    _raises(
+        attn.InvalidArgument,
+        "accepted is one of a group",
+        lambda: attn.dist.attention(q, k, k, look),
+    )
+    _raises(attn.InvalidArgument, "deal 'x'", lambda: attn.dist.plan(*SHAPES, ranks=2, deal="x"))
+    _raises(
+        attn.Unsupported,
+        "batch_invariant",
+        lambda: attn.dist.plan(*SHAPES, ranks=2, batch_invariant=True),
+    )
+
+
+def tell_of_silence(rank: int, size: int) -> None:
+    """One process does not come: the others are told within the time."""
+    plan = attn.dist.plan(*SHAPES, dtype=torch.float32, causal=True, chunk=16, timeout=1.0)
+    q, k = (plan.shard(torch.randn(shape)) for shape in SHAPES)
+    if rank != size - 1:
+        _raises(
+            attn.Unavailable,
+            f"rank {size - 1} did not come within 1000 ms",
+            lambda: attn.dist.attention(q, k, k, plan),
+        )
+        _raises(attn.Unavailable, f"rank {size - 1}", lambda: attn.dist.attention(q, k, k, plan))
+        return
+    time.sleep(4)
+
+
+def tell_of_death(rank: int, size: int) -> None:
+    """One process ends: the others are told."""
+    plan = attn.dist.plan(*SHAPES, dtype=torch.float32, causal=True, chunk=16, timeout=30.0)
+    q, k = (plan.shard(torch.randn(shape)) for shape in SHAPES)
+    group.barrier()
+    if rank == size - 1:
+        os._exit(0)
+    _raises(attn.Unavailable, "rank ", lambda: attn.dist.attention(q, k, k, plan))
+    os._exit(0)  # the group's own end would wait for the one that is gone
