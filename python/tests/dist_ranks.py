@@ -206,3 +206,67 @@ def tell_of_death(rank: int, size: int) -> None:
         os._exit(0)
     _raises(attn.Unavailable, "rank ", lambda: attn.dist.attention(q, k, k, plan))
     os._exit(0)  # the group's own end would wait for the one that is gone
+
+
+def train_transformers(rank: int, size: int) -> None:
+    """A model with windows and sinks, its sequence sharded, has the losses of one process."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    import attn.hf
+
+    batch, seqlen, vocabulary = 2, 90, 99
+    config = GptOssConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=7,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+    )
+    tokens = torch.randint(0, vocabulary, (batch, seqlen + 1))
+    losses: list[list[float]] = []
+    for is_sharded in (False, True):
+        torch.manual_seed(5)
+        model = GptOssForCausalLM(config).float()
+        model.set_attn_implementation("eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        if is_sharded:
+            plan = attn.hf.shard(model, batch, seqlen)
+            assert plan.rows() != [(0, seqlen)]
+            inputs, labels = plan.shard(inputs), plan.shard(labels)
+        losses.append([])
+        for _ in range(3):
+            logits = model(input_ids=inputs, use_cache=False).logits.float()
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), reduction="sum"
+            )
+            loss = loss / (batch * seqlen)
+            optimizer.zero_grad()
+            loss.backward()
+            total = loss.detach()
+            if is_sharded:
+                group.all_reduce(total)
+                for parameter in model.parameters():
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    group.all_reduce(parameter.grad)
+            optimizer.step()
+            losses[-1].append(total.item())
+    one, sharded = losses
+    assert one[-1] < one[0] - 0.1
+    for a, b in zip(one, sharded, strict=True):
+        assert abs(a - b) <= 1e-5 * a, losses
+    _raises(
+        attn.Unsupported,
+        "attention_mask is a tensor",
+        lambda: model(input_ids=inputs, attention_mask=torch.ones_like(inputs)),
+    )
+    _raises(
+        attn.InvalidArgument, "the rows of this process", lambda: model(input_ids=tokens[:, :-1])
+    )

@@ -46,3 +46,9 @@ def test_a_plan_needs_a_group():
     assert sorted([*plan.rows(0), *plan.rows(1)])[0][0] == 0
     assert sorted(torch.cat([plan.index(0), plan.index(1)]).tolist()) == list(range(512))
     assert "on 2 ranks" in str(plan)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_model_trains_with_its_sequence_sharded(size, tmp_path):
+    pytest.importorskip("transformers")
+    dist_ranks.spawn(size, tmp_path, dist_ranks.train_transformers)

@@ -60,7 +60,7 @@ PUBLIC = {
     "attn.flash_attn.flash_attn_3": ["flash_attn_func", "flash_attn_with_kvcache"],
     "attn.flash_attn.flash_attn_interface": ["flash_attn_func", "flash_attn_qkvpacked_func"],
     "attn.flash_attn.layers.rotary": ["apply_rotary_emb"],
-    "attn.hf": ["register", "set_paged"],
+    "attn.hf": ["register", "set_paged", "shard"],
     "attn.jax": ["attention", "dot_product_attention", "merge"],
 }  # fmt: skip
 

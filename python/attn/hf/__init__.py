@@ -6,8 +6,6 @@ model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="attn")
 
 from __future__ import annotations
 
-import sys
-from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -15,10 +13,12 @@ import torch
 from torch import Tensor
 
 from .. import torch as attn_torch
-from ..errors import InvalidArgument, Unsupported
+from ..errors import InvalidArgument
 from .mask import Mask, make_mask
+from .refusals import KNOWN, refuse_unknown, refuse_weights
+from .sharded import shard
 
-__all__ = ["register", "set_paged"]
+__all__ = ["register", "set_paged", "shard"]
 
 
 def _attention(
@@ -42,8 +42,8 @@ def _attention(
 
     indices: `[B, S, topk]`, the keys that a query sees of those that the mask lets it see.
     """
-    _refuse_weights(output_attentions)
-    _refuse_unknown(type(module), rest)
+    refuse_weights(output_attentions)
+    refuse_unknown(type(module), rest)
     mask: Any = None
     bias = None
     scores = (*query.shape[:3], key.shape[2])
@@ -86,49 +86,7 @@ def _attention(
     return out, None
 
 
-def _refuse_weights(output_attentions: bool | None) -> None:
-    capturing: Any = sys.modules.get("transformers.utils.output_capturing")
-    collected = getattr(capturing, "_active_collector", None)
-    wanted = (collected.get() if collected is not None else None) or ()
-    if output_attentions or any(name.endswith("attentions") for name in wanted):
-        raise Unsupported(
-            "output_attentions is True; accepted is False, or model.set_attn_implementation"
-            "('eager'): attn never holds the weights of attention"
-        )
-
-
-def _refuse_unknown(layer: type, given: dict[str, Any]) -> None:
-    """Refuses what may change the result: other tensors, and other arguments of "eager"."""
-    read = _read_by_eager(layer.__module__)
-    for name, value in given.items():
-        if value is None or name in _IGNORED:
-            continue
-        if isinstance(value, Tensor) or name in read:
-            raise Unsupported(
-                f"{name} is given by {layer.__name__}; accepted is None: attn knows no such "
-                "argument of a model's attention, and model.set_attn_implementation('eager') does"
-            )
-
-
-# Tensors that transformers hands to every attention, and "eager" does not read.
-_IGNORED = ("cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch", "position_ids", "seq_idx")
-
-
-@torch.compiler.assume_constant_result
-def _read_by_eager(module: str) -> tuple[str, ...]:
-    """The names that the formula in a model's own module reads, and `_attention` does not."""
-    return _names_in(module)
-
-
-@cache
-def _names_in(module: str) -> tuple[str, ...]:
-    functions = [
-        value
-        for name, value in vars(sys.modules[module]).items()
-        if name.endswith("eager_attention_forward")
-    ]
-    known = signature(_attention).parameters.keys()
-    return tuple({n for f in functions for n in signature(f).parameters if n not in known})
+KNOWN.update(signature(_attention).parameters)
 
 
 def _check_sizes(name: str, given: Tensor | Mask, scores: tuple[int, ...]) -> None:
