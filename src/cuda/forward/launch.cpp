@@ -32,15 +32,29 @@ bool is_uneven(const Plan& plan, const Inputs& inputs) {
          core::Size(p.batch) * p.seqlen_q >= core::Size(2) * inputs.q.shape[0];
 }
 
-ForwardTensors tensors_of(const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
-  ForwardTensors tensors;
-  tensors.uneven_q = is_uneven(plan, inputs);
-  tensors.seqused_q = inputs.seqused_q.given();
-  tensors.seqused_k = inputs.seqused_k.given();
-  tensors.lse = outputs.lse.given() && core::is_e4m3(plan.problem);
-  describe_operands(tensors, plan.problem, inputs, inputs.k, inputs.v);
-  tensors.aligned = tensors.aligned && alignment_of(outputs.o) % 16 == 0;
-  return tensors;
+// What the kernels of a call are compiled for, but for what they print of its buffers.
+ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
+  const Problem& p = plan.problem;
+  ForwardSignature call;
+  ForwardTensors& own = call.tensors;
+  own.uneven_q = is_uneven(plan, inputs);
+  own.seqused_q = inputs.seqused_q.given();
+  own.seqused_k = inputs.seqused_k.given();
+  own.lse = outputs.lse.given() && core::is_e4m3(p);
+  describe_operands(own, p, inputs, inputs.k, inputs.v);
+  own.aligned = own.aligned && alignment_of(outputs.o) % 16 == 0;
+  if (p.seqlen_prefix > 0) {
+    PrefixTensors& prefix = call.prefix;
+    // A copy of Q is, wherever Q lies.
+    prefix.in_line = core::has_own_type_q(p) || core::is_in_line(p, inputs);
+    if (p.layout_q == Layout::packed) prefix.rows = core::rows_of_all(p, inputs.q).shape[0];
+    prefix.shared.whole_k = p.paged_prefix;
+    describe_operands(prefix.shared, p, inputs, p.paged_prefix ? inputs.k : inputs.prefix_k,
+                      p.paged_prefix ? inputs.v : inputs.prefix_v);
+    prefix.rest = prefix.shared;
+    prefix.rest.seqused_q = inputs.seqused_q.given();
+  }
+  return call;
 }
 
 // Launches one pass with the tensors of a call, and what merges its results.
@@ -122,14 +136,13 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   const Problem& problem = plan.problem;
   if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
   const ContextGuard guard(plan.device.index);
-  ForwardTensors tensors = tensors_of(plan, inputs, outputs);
-  const PrefixTensors prefix = prefix_tensors(problem, inputs);
+  ForwardSignature call = signature_of(plan, inputs, outputs);
   std::optional<ForwardRun> own;
   const auto find = [&] {
     return &run_of(
         plan, own,
         [&](const ForwardRun& run) {
-          return run.signature.tensors == tensors && run.signature.prefix == prefix &&
+          return run.signature.tensors == call.tensors && run.signature.prefix == call.prefix &&
                  run.expressions.prints(run.signature.printed, inputs.buffers);
         },
         [&] {
@@ -137,7 +150,8 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
           const ExpressionPack buffers =
               buffers_pack(core::over_own_keys(problem.mask, problem.seqlen_prefix),
                            core::over_own_keys(problem.score, problem.seqlen_prefix));
-          return prepare_forward(plan, {tensors, buffers.printed(inputs.buffers), prefix}, context);
+          call.printed = buffers.printed(inputs.buffers);
+          return prepare_forward(plan, call, context);
         });
   };
   const ForwardRun* run = find();
@@ -162,7 +176,7 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   PassMaps maps = maps_of(run->pass, run->problem, mapped ? *mapped : *read, outputs);
   std::vector<PrefixOperands> operands = prefix_operands(problem, *run, *read);
   if (!all_made(maps, operands)) {
-    tensors.mapped = false;
+    call.tensors.mapped = false;
     run = find();
     maps = {};
     read = &copies_of(*run);

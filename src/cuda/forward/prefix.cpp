@@ -17,16 +17,6 @@ core::OwnLengths lengths_of(const Problem& problem, bool seqused) {
                                             : core::OwnLengths::problem;
 }
 
-// Of a part whose K and V are those.
-ForwardTensors tensors_of(const Problem& problem, const Inputs& inputs) {
-  ForwardTensors tensors;
-  tensors.whole_k = problem.paged_prefix;
-  const Tensor& k = problem.paged_prefix ? inputs.k : inputs.prefix_k;
-  const Tensor& v = problem.paged_prefix ? inputs.v : inputs.prefix_v;
-  describe_operands(tensors, problem, inputs, k, v);
-  return tensors;
-}
-
 }  // namespace
 
 std::vector<PrefixKeys> prefix_keys(const core::PrefixParts& parts, Arch arch,
@@ -62,19 +52,6 @@ PrefixNeeds prefix_needs(const Problem& problem, const DeviceInfo& device,
     needs.workspace = std::max(needs.workspace, workspace);
   }
   return needs;
-}
-
-PrefixTensors prefix_tensors(const Problem& problem, const Inputs& inputs) {
-  PrefixTensors tensors;
-  if (problem.seqlen_prefix == 0) return tensors;
-  // A copy of Q is, wherever Q lies.
-  tensors.in_line = core::has_own_type_q(problem) || core::is_in_line(problem, inputs);
-  if (problem.layout_q == Layout::packed) {
-    tensors.rows = core::rows_of_all(problem, inputs.q).shape[0];
-  }
-  tensors.shared = tensors.rest = tensors_of(problem, inputs);
-  tensors.rest.seqused_q = inputs.seqused_q.given();
-  return tensors;
 }
 
 core::PrefixParts prefix_parts_of(const Problem& problem, const ForwardSignature& signature) {

@@ -31,9 +31,7 @@ struct PrefixNeeds {
 };
 PrefixNeeds prefix_needs(const Problem& problem, const DeviceInfo& device, std::string_view kernel);
 
-// What the passes are compiled for, in the order of prefix_keys.
-PrefixTensors prefix_tensors(const Problem& problem, const Inputs& inputs);
-// The parts of a call with such tensors.
+// The parts of a call whose passes are compiled for such tensors.
 core::PrefixParts prefix_parts_of(const Problem& problem, const ForwardSignature& signature);
 
 // Inputs of a part, with the buffers that hold lengths of own keys. K and V of shared keys have
