@@ -13,4 +13,7 @@ NB_MODULE(_attn, module) {
   attn::python::bind_information(module);
   attn::python::bind_dist(module);
   attn::python::bind_jax(module);
+#ifdef ATTN_COMMAND
+  attn::python::bind_command(module);
+#endif
 }

@@ -1,4 +1,4 @@
-// The functions of the module _attn on tensors.
+// What the module _attn has.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,5 +10,6 @@ void bind_caches(nanobind::module_& module);
 void bind_information(nanobind::module_& module);
 void bind_dist(nanobind::module_& module);
 void bind_jax(nanobind::module_& module);
+void bind_command(nanobind::module_& module);
 
 }  // namespace attn::python

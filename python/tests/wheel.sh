@@ -52,6 +52,9 @@ assert results and all(r["correct"] and r["seconds_median"] > 0 for r in results
   local code=0
   "$@" check nonsense >/dev/null 2>&1 || code=$?
   ((code == 2)) || fail "'$* check nonsense' exits with $code; expected is 2, bad usage"
+  code=0
+  timeout --preserve-status --signal INT --kill-after 60 3 "$@" check --random 1000000 >/dev/null 2>&1 || code=$?
+  ((code == 130)) || fail "'$* check' that is interrupted exits with $code; expected is 130, ended by the signal"
 )
 
 # compiles EXTRA PACKAGE: a kernel, by the NVRTC in the package that the extra brings, whatever toolkit the machine has.

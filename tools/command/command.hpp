@@ -20,6 +20,16 @@ enum ExitCode : int {
   kNotAvailable = 3,  // backend, instruction set, kernel or memory
 };
 
+// What a process does for these arguments: returns its exit code. Once in a process, before it
+// makes another thread.
+int command_main(const std::vector<std::string>& arguments);
+// The words that start the command anew: its program, or Python and the package that it lies in.
+// Set before command_main().
+inline std::vector<std::string>& words_that_start_it() {
+  static std::vector<std::string> words;
+  return words;
+}
+
 // Each adds one subcommand; its callback writes the exit code to `status` and throws attn::Error.
 // `command_line` is what --json says was called.
 void add_info(CLI::App& app, int& status, const std::string& command_line);

@@ -197,15 +197,11 @@ Ncu::Ncu() : program_(on_the_path("ncu")) {
 traffic::GpuCounts Ncu::count(const GpuPass& pass) const {
   const TemporaryFolder folder;
   const fs::path log = folder.file("log"), output = folder.file("output");
-  std::vector<std::string> command{fs::read_symlink("/proc/self/exe").native(),
-                                   "launch",
-                                   pass.descriptor,
-                                   "--phase",
-                                   std::string(name(pass.phase)),
-                                   "--algorithm",
-                                   std::string(name(pass.options.algorithm)),
-                                   "--device",
-                                   fmt::format("cuda:{}", pass.options.device.index)};
+  std::vector<std::string> command = words_that_start_it();
+  command.insert(command.end(),
+                 {"launch", pass.descriptor, "--phase", std::string(name(pass.phase)),
+                  "--algorithm", std::string(name(pass.options.algorithm)), "--device",
+                  fmt::format("cuda:{}", pass.options.device.index)});
   if (!pass.options.kernel.empty()) {
     command.insert(command.end(), {"--kernel", pass.options.kernel});
   }
