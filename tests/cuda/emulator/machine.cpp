@@ -27,7 +27,7 @@ std::uint64_t refusals = 0, changes = 0;
 void wait_until(std::function<bool()> ready) {
   if (ready()) return;
   now().ready = std::move(ready);
-  if (_setjmp(now().place) == 0) _longjmp(block->scheduler, 1);
+  if (_setjmp(now().stack->place) == 0) _longjmp(block->scheduler, 1);
 }
 
 void meet(Barrier& b, unsigned count) {
@@ -50,14 +50,17 @@ namespace {
 
 constexpr std::size_t kStack = std::size_t{256} << 10;
 
+// A thread from its beginning to its end, and the next one on this stack.
 void begin() {
-  const Launch& launch = *block->cluster->launch;
-  launch.call(launch.arguments);
-  if (now().stores.size() > 1 || !now().stores.front().empty())
-    fail("a thread ends before its boxes were read");
-  now().finished = true;
-  ++changes;
-  _longjmp(block->scheduler, 1);
+  while (true) {
+    const Launch& launch = *block->cluster->launch;
+    launch.call(launch.arguments);
+    if (now().stores.size() > 1 || !now().stores.front().empty())
+      fail("a thread ends before its boxes were read");
+    now().finished = true;
+    ++changes;
+    if (_setjmp(now().stack->place) == 0) _longjmp(block->scheduler, 1);
+  }
 }
 
 // The block whose shared memory an address is in, and the address there.
@@ -105,22 +108,39 @@ unsigned for_each_element(const Box& box, unsigned shared, const std::vector<int
   return rows * box.box[0] * size;
 }
 
-// A function of its own: getcontext may return twice, after which the counter of a loop around it
-// would be undefined.
-void prepare(Fiber& f) {
-  getcontext(&f.context);
-  f.context.uc_stack.ss_sp = f.stack.get();
-  f.context.uc_stack.ss_size = kStack;
-  f.context.uc_link = nullptr;
-  makecontext(&f.context, begin, 0);
+// Stacks of threads that have ended. New ones, which the system clears, took more than the kernels.
+std::vector<std::unique_ptr<Stack>>& free_stacks() {
+  static std::vector<std::unique_ptr<Stack>> stacks;
+  return stacks;
+}
+
+std::unique_ptr<Stack> new_stack() {
+  auto stack = std::make_unique<Stack>();
+  stack->memory = std::make_unique_for_overwrite<char[]>(kStack);
+  getcontext(&stack->context);
+  stack->context.uc_stack.ss_sp = stack->memory.get();
+  stack->context.uc_stack.ss_size = kStack;
+  stack->context.uc_link = nullptr;
+  makecontext(&stack->context, begin, 0);
+  return stack;
 }
 
 void start(Block& b) {
   for (unsigned i = 0; i < b.size.x; ++i) {
-    Fiber& f = b.fibers[i];
-    f.index = {i};
-    f.stack = std::make_unique_for_overwrite<char[]>(kStack);
-    prepare(f);
+    b.fibers[i].index = {i};
+    auto& free = free_stacks();
+    if (free.empty()) free.push_back(new_stack());
+    b.fibers[i].stack = std::move(free.back());
+    free.pop_back();
+  }
+}
+
+// The stacks of threads that have all ended.
+void give_back(const std::vector<std::unique_ptr<Cluster>>& clusters) {
+  for (const auto& cluster : clusters) {
+    for (const auto& b : cluster->blocks) {
+      for (Fiber& f : b->fibers) free_stacks().push_back(std::move(f.stack));
+    }
   }
 }
 
@@ -152,9 +172,9 @@ std::unique_ptr<Cluster> make_cluster(const Launch& launch, unsigned index, bool
 // Lets a thread run until it waits or ends, which brings _setjmp here back once more.
 void resume(Block& b, Fiber& f) {
   if (_setjmp(b.scheduler) != 0) return;
-  if (f.started) _longjmp(f.place, 1);
-  f.started = true;
-  setcontext(&f.context);
+  if (f.stack->started) _longjmp(f.stack->place, 1);
+  f.stack->started = true;
+  setcontext(&f.stack->context);
 }
 
 // Lets every thread of a warp run until it waits. Whether any did.
@@ -462,6 +482,7 @@ bool launch(const Launch& launch, unsigned seed) {
       index += launch.cluster;
     }
     done = run(clusters, random);
+    if (done) give_back(clusters);
     block = nullptr;
   }
   return done;

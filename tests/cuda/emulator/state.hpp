@@ -21,11 +21,16 @@ struct Copy {
   unsigned bytes;
 };
 
-struct Fiber {
+// What a thread runs on. One that has ended leaves it to a later thread, which goes on in begin().
+struct Stack {
+  std::unique_ptr<char[]> memory;
   ucontext_t context;  // before it has run
   jmp_buf place;       // after that, where it waits
   bool started = false;
-  std::unique_ptr<char[]> stack;
+};
+
+struct Fiber {
+  std::unique_ptr<Stack> stack;
   Index index{};
   bool finished = false;
   unsigned cluster_generation = 0;                            // of its last arrival
