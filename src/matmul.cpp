@@ -144,9 +144,11 @@ double moved_once(const MatmulProblem& p) {
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n),
                k = static_cast<double>(p.k);
   const auto of_a = static_cast<double>(size_of(p.dtype)),
-             of_b = static_cast<double>(size_of(p.type_of_b())),
              of_c = static_cast<double>(size_of(p.output)) * (p.accumulate ? 2 : 1);
-  return static_cast<double>(p.batch) * (m * k * of_a + k * n * of_b + m * n * of_c) +
+  const double column = p.format_b == BlockFormat::none
+                            ? k * static_cast<double>(size_of(p.type_of_b()))
+                            : static_cast<double>(row_size(p.format_b, p.k));
+  return static_cast<double>(p.batch) * (m * k * of_a + n * column + m * n * of_c) +
          (p.bias ? 4 * n : 0);
 }
 

@@ -99,7 +99,8 @@ std::shared_ptr<const MatmulPlan> PlanCache::find(const MatmulRequest& request,
   for (const auto size : {p.batch, p.m, p.n, p.k}) mix(hash, static_cast<std::uint64_t>(size));
   mix(hash, static_cast<std::uint64_t>(p.dtype) | static_cast<std::uint64_t>(p.type_of_b()) << 8 |
                 static_cast<std::uint64_t>(p.output) << 16 |
-                static_cast<std::uint64_t>(p.activation) << 24);
+                static_cast<std::uint64_t>(p.activation) << 24 |
+                static_cast<std::uint64_t>(p.format_b) << 32);
   for (const std::uint64_t number : options) mix(hash, number);
   const auto found = matmul_plans_.find(hash, [&](const MatmulEntry& entry) {
     // Whether dtype_b is given is no part of its ==.

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "attn/error.hpp"
+#include "core/block_format.hpp"
 #include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
@@ -51,6 +52,27 @@ void fill(const Tensor& t, Float8 float8, const Draw& draw) {
         } else {
           *view.at(p, i, j) = std::byte{core::float8_bits(x, float8)};
         }
+      }
+    }
+  }
+}
+
+// Columns of blocks: random codes under scales of both signs, of q4_1 with a least number about
+// which the codes lie on both sides of zero.
+template <class Draw, class Bits>
+void fill_blocks(const Tensor& t, BlockFormat format, const Draw& draw, Bits& bits) {
+  const core::MatrixView view(t);
+  const std::int64_t bytes = core::block_bytes(format);
+  for (std::int64_t p = 0; p < t.shape[0]; ++p) {
+    for (std::int64_t j = 0; j < t.shape[2]; ++j) {
+      for (std::int64_t i = 0; i < t.shape[1]; ++i) {
+        *view.at(p, i, j) = std::byte{static_cast<unsigned char>(bits())};
+      }
+      for (std::int64_t i = 0; i < t.shape[1]; i += bytes) {
+        const double d = (format == BlockFormat::q8_0 ? 0.01 : 0.2) * draw();
+        core::store_element(view.at(p, i, j), DType::f16, d);
+        if (format != BlockFormat::q4_1) continue;
+        core::store_element(view.at(p, i + 2, j), DType::f16, -7.5 * d + 0.1 * draw());
       }
     }
   }
@@ -124,7 +146,9 @@ MatmulProblem varied_problem(const std::array<std::int64_t, 4>& shape, DType dty
 MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t gap, double density)
     : problem(p), density(p.masked == MaskedMatrix::none ? 1 : density) {
   inputs.a = make('A', bytes_a, p.dtype, p.order_a, p.batch, p.m, p.k, gap);
-  inputs.b = make('B', bytes_b, p.type_of_b(), p.order_b, p.batch, p.k, p.n, gap);
+  const bool blocks = p.format_b != BlockFormat::none;
+  inputs.b = make('B', bytes_b, p.type_of_b(), p.order_b, p.batch,
+                  blocks ? row_size(p.format_b, p.k) : p.k, p.n, gap);
   c = make('C', bytes_c, p.output, p.order_c, p.batch, p.m, p.n, gap);
   // Pages are touched when there is room for all three.
   for (std::vector<std::byte>* bytes : {&bytes_a, &bytes_b, &bytes_c}) {
@@ -143,7 +167,11 @@ MatmulData::MatmulData(const MatmulProblem& p, std::uint64_t seed, std::int64_t 
     return sum;
   };
   fill(inputs.a, p.float8, [&] { return 0.25 + normal(); });
-  fill(inputs.b, p.float8, normal);
+  if (blocks) {
+    fill_blocks(inputs.b, p.format_b, normal, random);
+  } else {
+    fill(inputs.b, p.float8, normal);
+  }
   if (p.accumulate) {
     fill(c, p.float8, [&] { return 8 * normal(); });
     bytes_before = bytes_c;

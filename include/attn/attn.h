@@ -443,6 +443,7 @@ typedef struct attn_matmul_options {
   int64_t block;       // rows and columns of such a block
   int32_t accumulate;  // the product is added to what C holds
   int32_t threads;
+  const char* format_b;  // blocks of a b of u8: "q8_0", "q4_0", "q4_1"
 } attn_matmul_options;
 
 // C <- activation(A B + bias). Finds the plan of an earlier call like it. A null pointer in the

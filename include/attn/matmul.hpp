@@ -39,6 +39,19 @@ std::string_view name(MatrixOrder order) noexcept;
 enum class Float8 : std::uint8_t { none, e4m3, e5m2 };
 std::string_view name(Float8 format) noexcept;
 
+// How the bytes of B are read where dtype_b is u8: blocks of 32 elements of a column of B, in
+// ggml's layout. d and m are f16, the first numbers of a block; element i of 16 bytes is the lower
+// four bits of byte i, or the upper four of byte i - 16.
+enum class BlockFormat : std::uint8_t {
+  none,
+  q8_0,  // 34 bytes: d and 32 integers of 8 bits in two's complement, which stand for d q
+  q4_0,  // 18 bytes: d and 16 bytes, d (q - 8)
+  q4_1,  // 20 bytes: d, m and 16 bytes, d q + m
+};
+std::string_view name(BlockFormat format) noexcept;
+// Bytes of k elements, which 32 divides; of none 0. Example: 64 elements of q8_0 are 68 bytes.
+std::int64_t row_size(BlockFormat format, std::int64_t k) noexcept;
+
 // The matrix of which a block mask leaves out blocks (MatmulInputs::block_mask). A sparse A is the
 // sparse B of C^T = B^T A^T.
 enum class MaskedMatrix : std::uint8_t {
@@ -65,6 +78,11 @@ struct MatmulProblem {
   // The type of B where it is another one: bf16 or f16 beside an A of f32, as stored weights are.
   // Each element counts as the f32 that it is. CPU and reference backends.
   OptionalDType dtype_b{};
+  // Of weights in blocks, as GGUF files have them: u8 [n, row_size(format_b, k)], of which B is
+  // attn::transposed(). Beside an A of f32, bf16 or f16, and a row-major C; dtype_b is u8, 32
+  // divides k, and there is no mask. Each element counts as the number that it stands for; products
+  // and sums are f32. CPU (few_rows, packed) and reference backends.
+  BlockFormat format_b = BlockFormat::none;
   bool bias = false;
   bool accumulate = false;  // C is added to, as by a layer with a residual; CPU and reference
   Activation activation = Activation::none;
@@ -84,7 +102,7 @@ std::string to_string(
 // 1 (MatrixOrder); the other strides are free, and that of the batch may be 0.
 struct MatmulInputs {
   Tensor a{};                   // [m, k] or [batch, m, k]
-  Tensor b{};                   // [k, n] or [batch, k, n]
+  Tensor b{};                   // [k, n] or [batch, k, n]; of blocks row_size() in place of k
   Tensor bias{};                // f32 [n] (f64 where dtype is), any stride; optional
   Tensor scale_a{}, scale_b{};  // f32 [1], both or none
   // u8, any strides, the same for the whole batch: not 0 where a block of the masked matrix is
@@ -128,8 +146,8 @@ struct MatmulPlan {
 std::string to_string(const MatmulPlan& plan);
 
 // The description of a call with these tensors. Throws Error(invalid_argument) naming the tensor,
-// what it is and what is accepted. The caller sets float8 where A is u8, masked and block where
-// block_mask is given, and accumulate. Reads no element.
+// what it is and what is accepted. The caller sets float8 where A is u8, format_b where B alone is,
+// masked and block where block_mask is given, and accumulate. Reads no element.
 MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c,
                        Activation activation = Activation::none);
 

@@ -58,6 +58,9 @@ Asked asked(const attn::MatmulInputs& inputs, const attn::Tensor& c,
   call.problem.accumulate = attn::c::flag("accumulate", from.accumulate);
   call.problem.float8 = enumerator("float8", from.float8,
                                    {attn::Float8::none, attn::Float8::e4m3, attn::Float8::e5m2});
+  call.problem.format_b = enumerator("format_b", from.format_b,
+                                     {attn::BlockFormat::none, attn::BlockFormat::q8_0,
+                                      attn::BlockFormat::q4_0, attn::BlockFormat::q4_1});
   call.problem.masked =
       enumerator("masked", from.masked,
                  {attn::MaskedMatrix::none, attn::MaskedMatrix::b, attn::MaskedMatrix::c});

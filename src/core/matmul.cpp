@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/block_format.hpp"
 #include "core/tensor/size.hpp"
 #include "core/text/enum_names.hpp"
 #include "core/validate/argument_check.hpp"
@@ -28,6 +29,11 @@ constexpr core::EnumName<MatrixOrder> kMatrixOrders[] = {
 
 constexpr core::EnumName<Float8> kFloat8s[] = {
     {Float8::none, "none"}, {Float8::e4m3, "e4m3"}, {Float8::e5m2, "e5m2"}};
+
+constexpr core::EnumName<BlockFormat> kBlockFormats[] = {{BlockFormat::none, "none"},
+                                                         {BlockFormat::q8_0, "q8_0"},
+                                                         {BlockFormat::q4_0, "q4_0"},
+                                                         {BlockFormat::q4_1, "q4_1"}};
 
 constexpr core::EnumName<MaskedMatrix> kMaskedMatrices[] = {
     {MaskedMatrix::none, "none"}, {MaskedMatrix::b, "b"}, {MaskedMatrix::c, "c"}};
@@ -81,6 +87,10 @@ Activation parse_activation(std::string_view text) {
   return core::parse_name(kActivations, "activation", text);
 }
 std::string_view name(Float8 format) noexcept { return core::name_of(kFloat8s, format); }
+std::string_view name(BlockFormat format) noexcept { return core::name_of(kBlockFormats, format); }
+std::int64_t row_size(BlockFormat format, std::int64_t k) noexcept {
+  return k / core::kBlockElements * core::block_bytes(format);
+}
 std::string_view name(MaskedMatrix masked) noexcept {
   return core::name_of(kMaskedMatrices, masked);
 }
@@ -94,7 +104,11 @@ double MatmulProblem::flops() const {
 std::string to_string(const MatmulProblem& p) {
   std::string text = fmt::format("b{}_m{}_n{}_k{}_{}", p.batch, p.m, p.n, p.k,
                                  p.float8 == Float8::none ? name(p.dtype) : name(p.float8));
-  if (p.type_of_b() != p.dtype) text += fmt::format("_b{}", name(p.type_of_b()));
+  if (p.format_b != BlockFormat::none) {
+    text += fmt::format("_b{}", name(p.format_b));
+  } else if (p.type_of_b() != p.dtype) {
+    text += fmt::format("_b{}", name(p.type_of_b()));
+  }
   if (p.output != p.dtype) text += fmt::format("_c{}", name(p.output));
   for (const auto& [letter, order] :
        {std::pair{'a', p.order_a}, std::pair{'b', p.order_b}, std::pair{'c', p.order_c}}) {
@@ -123,7 +137,10 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c, Activation a
   if (inputs.b.dtype != p.dtype) p.dtype_b = inputs.b.dtype;
   p.output = c.dtype;
   p.order_a = order_of(check, "a", inputs.a);
-  p.order_b = order_of(check, "b", inputs.b);
+  // Blocks lie along k, also where B is a single column.
+  const bool blocks = inputs.b.dtype == DType::u8 && is_floating(p.dtype) &&
+                      lies(inputs.b, MatrixOrder::column_major);
+  p.order_b = blocks ? MatrixOrder::column_major : order_of(check, "b", inputs.b);
   p.order_c = order_of(check, "c", c);
   p.bias = inputs.bias.given();
   p.scaled = inputs.scale_a.given() || inputs.scale_b.given();
@@ -132,6 +149,32 @@ MatmulProblem describe(const MatmulInputs& inputs, const Tensor& c, Activation a
 }
 
 namespace core {
+namespace {
+
+// Of a B in blocks.
+void check_blocks(const ArgumentCheck& check, const MatmulProblem& p) {
+  const std::string of = fmt::format("format_b is {}; accepted with ", name(p.format_b));
+  const auto refuse = [&](const std::string& what) {
+    check.refuse(fmt::format("{}{} (problem {})", of, what, to_string(p)));
+  };
+  if (p.dtype == DType::f64 || p.float8 != Float8::none || p.type_of_b() != DType::u8) {
+    refuse(
+        fmt::format("it are a dtype of f32, bf16 and f16 and a dtype_b of u8, which are {} and {}",
+                    name(p.dtype), name(p.type_of_b())));
+  }
+  if (p.order_b != MatrixOrder::column_major || p.order_c != MatrixOrder::row_major) {
+    refuse(fmt::format("it are a column_major b and a row_major c, which are {} and {}",
+                       name(p.order_b), name(p.order_c)));
+  }
+  if (p.k % kBlockElements != 0) {
+    refuse(fmt::format("it is a k that {} divides, which is {}", kBlockElements, p.k));
+  }
+  if (p.masked != MaskedMatrix::none) {
+    refuse(fmt::format("it is no mask, and masked is {}", name(p.masked)));
+  }
+}
+
+}  // namespace
 
 MatrixView::MatrixView(const Tensor& t)
     : data(static_cast<std::byte*>(t.data)),
@@ -156,7 +199,8 @@ MatmulOperands::MatmulOperands(const MatmulProblem& p, const MatmulInputs& input
       scale_b(p.scaled ? static_cast<const float*>(inputs.scale_b.data) : nullptr),
       activation(p.activation),
       mask(p, inputs),
-      accumulate(p.accumulate) {
+      accumulate(p.accumulate),
+      format_b(p.format_b) {
   // The dimension whose neighbours lie together has stride 1, also where it has one element.
   const auto set = [](MatrixView& x, MatrixOrder order) {
     (order == MatrixOrder::row_major ? x.column_stride : x.row_stride) = 1;
@@ -213,6 +257,7 @@ void validate_matmul(const MatmulProblem& p) {
   check_enumerator(check, "activation", p.activation, "Activation");
   check_enumerator(check, "float8", p.float8, "Float8");
   check_enumerator(check, "masked", p.masked, "MaskedMatrix");
+  check_enumerator(check, "format_b", p.format_b, "BlockFormat");
   const bool float8 = p.float8 != Float8::none;
   if (float8 ? p.dtype != DType::u8 : !is_floating(p.dtype)) {
     check.refuse(
@@ -225,7 +270,9 @@ void validate_matmul(const MatmulProblem& p) {
         fmt::format("accumulate is true; accepted of float8 is false (problem {})", to_string(p)));
   }
   const DType b = p.type_of_b();
-  if (b != p.dtype && (p.dtype != DType::f32 || (b != DType::bf16 && b != DType::f16))) {
+  if (p.format_b != BlockFormat::none) {
+    check_blocks(check, p);
+  } else if (b != p.dtype && (p.dtype != DType::f32 || (b != DType::bf16 && b != DType::f16))) {
     check.refuse(fmt::format("dtype of b is {}; accepted are {}{} (problem {})", name(b),
                              name(p.dtype), p.dtype == DType::f32 ? ", bf16 and f16" : "",
                              to_string(p)));
@@ -261,7 +308,9 @@ void validate_matmul(const MatmulProblem& p, const MatmulInputs& inputs, const T
     check_matrix(check, name, *t);
   }
   check_shape(check, "a", inputs.a, p.dtype, p.batch, p.m, p.k);
-  check_shape(check, "b", inputs.b, p.type_of_b(), p.batch, p.k, p.n);
+  const bool blocks = p.format_b != BlockFormat::none;
+  check_shape(check, "b", inputs.b, p.type_of_b(), p.batch,
+              blocks ? row_size(p.format_b, p.k) : p.k, p.n);
   check_shape(check, "c", c, p.output, p.batch, p.m, p.n);
   for (const auto& [name, t, order] :
        {std::tuple{"a", &inputs.a, p.order_a}, std::tuple{"b", &inputs.b, p.order_b},

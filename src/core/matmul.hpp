@@ -68,6 +68,7 @@ struct MatmulOperands {
   Activation activation;
   BlockMaskView mask;
   bool accumulate;
+  BlockFormat format_b;  // of b; a is never in blocks
 
   float bias_at(std::int64_t row, std::int64_t column) const {
     return bias == nullptr ? 0 : bias[(bias_of_rows ? row : column) * bias_stride];

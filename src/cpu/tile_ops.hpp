@@ -82,6 +82,9 @@ struct OperandBlock {
   std::ptrdiff_t lane_stride = 0, step_stride = 0;  // step: along k
   int lanes = 0, depth = 0;                         // depth: steps
   DType dtype = DType::f32;
+  // Of a B in blocks: a lane's steps are blocks of this format, the first of which begins at `at`;
+  // its stride counts bytes, and 32 divides depth.
+  BlockFormat format = BlockFormat::none;
 };
 
 // A part of C, and what its elements go through on their way there.

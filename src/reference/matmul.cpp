@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/block_format.hpp"
 #include "core/float8.hpp"
 #include "core/matmul.hpp"
 #include "core/tensor/element.hpp"
@@ -85,7 +86,14 @@ void matmul_row(const MatmulProblem& p, const MatmulInputs& inputs, std::int64_t
   if (!p.accumulate) std::fill(c.begin(), c.end(), Element{});
   for (std::int64_t l = 0; l < p.k; ++l) {
     const double x = load(a.at(batch, row, l), p, p.dtype);
-    load_row(b.at(batch, l, column), stride, p, of_b);
+    if (p.format_b == BlockFormat::none) {
+      load_row(b.at(batch, l, column), stride, p, of_b);
+    } else {
+      for (std::int64_t j = 0; j < columns; ++j) {
+        of_b[static_cast<std::size_t>(j)] =
+            core::block_element(b.at(batch, 0, column + j), l, p.format_b);
+      }
+    }
     for (std::int64_t j = 0; j < columns;) {
       // The columns of a block are multiplied or left out together.
       const std::int64_t rest = mask.block - (column + j) % mask.block;

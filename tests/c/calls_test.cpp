@@ -361,6 +361,31 @@ TEST(CCalls, Matmul) {
   EXPECT_EQ(bits(c), expected_sum);
 }
 
+TEST(CCalls, MatmulOfBlocks) {
+  Call memory;
+  std::mt19937 random(6);
+  const Tensor a = memory.zeros(DType::f32, {7, 64}), wide = memory.zeros(DType::f32, {24, 64});
+  const Tensor weights = memory.zeros(DType::u8, {24, row_size(BlockFormat::q4_0, 64)});
+  const Tensor c = memory.zeros(DType::f32, {7, 24});
+  for (const Tensor& t : {a, wide}) testing::draw(t, random);
+  quantize(wide, CacheType::q4_0, weights);
+  const Tensor b = transposed(weights);
+  MatmulProblem problem = describe({.a = a, .b = b}, c);
+  problem.format_b = BlockFormat::q4_0;
+  matmul(attn::make_plan(problem), {.a = a, .b = b}, c);
+  const auto expected = bits(c);
+
+  InC as;
+  attn_matmul_inputs in = none<attn_matmul_inputs>();
+  in.a = as.of(a);
+  in.b = as.of(b);
+  attn_matmul_options options = none<attn_matmul_options>();
+  options.format_b = "q4_0";
+  poison(c);
+  EXPECT_OK(attn_matmul(&in, as.of(c), &options, nullptr));
+  EXPECT_EQ(bits(c), expected);
+}
+
 // Two threads of a caller, who counts what it ran.
 struct Threads {
   std::atomic<std::int64_t> ran{0};

@@ -21,7 +21,7 @@ _Static_assert(sizeof(void*) != 8 || sizeof(attn_append_inputs) == 128, "attn_ap
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_append_outputs) == 48, "attn_append_outputs");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_append_options) == 64, "attn_append_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_matmul_inputs) == 56, "attn_matmul_inputs");
-_Static_assert(sizeof(void*) != 8 || sizeof(attn_matmul_options) == 64, "attn_matmul_options");
+_Static_assert(sizeof(void*) != 8 || sizeof(attn_matmul_options) == 72, "attn_matmul_options");
 
 enum { kBatch = 3, kKeys = 40, kHeads = 4, kHeadsK = 2, kDim = 16 };
 static float q[kBatch][1][kHeads][kDim], o[kBatch][1][kHeads][kDim];

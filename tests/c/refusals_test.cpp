@@ -278,6 +278,8 @@ TEST_F(CRefusals, Products) {
   spoilt(of_product.activation, "tanh", ATTN_INVALID_ARGUMENT, {"tanh", "gelu"});
   spoilt(of_product.float8, "e3m4", ATTN_INVALID_ARGUMENT, {"e3m4", "e5m2"});
   spoilt(of_product.masked, "a", ATTN_INVALID_ARGUMENT, {"masked", "b, c"});
+  spoilt(of_product.format_b, "q5_0", ATTN_INVALID_ARGUMENT, {"format_b", "q8_0, q4_0, q4_1"});
+  spoilt(of_product.format_b, "q8_0", ATTN_INVALID_ARGUMENT, {"format_b is q8_0", "dtype_b"});
   spoilt(of_product.rung, "fast", ATTN_INVALID_ARGUMENT, {"fast"});
   spoilt(of_product.accumulate, 2, ATTN_INVALID_ARGUMENT, {"accumulate"});
   spoilt(of_product.struct_size, 9, ATTN_INVALID_ARGUMENT, {"struct_size of options"});

@@ -117,6 +117,7 @@ TEST(PlanCache, FindsLikeProductsOnly) {
       [](MatmulProblem& x) { x.dtype = DType::bf16; },
       [](MatmulProblem& x) { x.output = DType::bf16; },
       [](MatmulProblem& x) { x.dtype_b = DType::bf16; },
+      [](MatmulProblem& x) { x.format_b = BlockFormat::q8_0; },
       [](MatmulProblem& x) { x.dtype = DType::bf16, x.dtype_b = DType::f32; },  // refused
       [](MatmulProblem& x) { x.order_a = MatrixOrder::column_major; },
       [](MatmulProblem& x) { x.order_b = MatrixOrder::column_major; },

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "matmul_checks.hpp"
 #include "reference/matmul.hpp"
 
 namespace attn {
@@ -19,23 +20,7 @@ namespace {
 
 using verify::MatmulData;
 using verify::varied_problem;
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
-
-std::vector<InstructionSet> available() {
-  std::vector<InstructionSet> result;
-  for (const InstructionSetInfo& info : instruction_sets()) {
-    if (info.available) result.push_back(info.isa);
-  }
-  return result;
-}
+using namespace matmul_checks;  // NOLINT(google-build-using-namespace)
 
 // Sizes around register tiles, blocks and vectors; k = 0 leaves bias and activation.
 constexpr std::array<std::array<std::int64_t, 4>, 9> kShapes{{{1, 1, 1, 1},
@@ -47,20 +32,6 @@ constexpr std::array<std::array<std::int64_t, 4>, 9> kShapes{{{1, 1, 1, 1},
                                                               {1, 5, 100, 1},
                                                               {1, 100, 3, 70},
                                                               {2, 9, 20, 0}}};
-
-void expect_right(const MatmulProblem& problem, const std::string& rung, InstructionSet isa,
-                  std::uint64_t seed) {
-  MatmulData data(problem, seed, 3);
-  MatmulOptions options;
-  options.rung = rung;
-  Context context;
-  context.isa = isa;
-  matmul(make_plan(problem, options, context), data.inputs, data.c, context);
-  const verify::MatmulCheck check = check_matmul(data);
-  EXPECT_TRUE(check.passed()) << to_string(problem) << " " << rung << " " << name(isa) << ": "
-                              << check.worst << " of the allowed error at " << check.where;
-  EXPECT_EQ(data.damage(), "") << to_string(problem) << " " << rung;
-}
 
 TEST(Matmul, EveryRungIsRight) {
   std::uint64_t seed = 1;
@@ -95,17 +66,6 @@ TEST(Matmul, OperandsThatTasksShareAreRight) {
   }
   expect_right(varied_problem({1, 520, 1100, 4500}, DType::f32, 1), "packed", best, 99);
 }
-
-class Sizes {
- public:
-  explicit Sizes(std::uint64_t seed) : random_(seed) {}
-  std::int64_t operator()(std::int64_t most) {
-    return 1 + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(most));
-  }
-
- private:
-  std::mt19937_64 random_;
-};
 
 // Sizes of chance, none of them a multiple of a tile but by it; several blocks of each dimension.
 TEST(Matmul, ShapesOfChanceAreRight) {

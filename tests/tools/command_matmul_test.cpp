@@ -62,6 +62,17 @@ TEST_F(CommandMatmul, TakesAMask) {
   EXPECT_EQ(rows[0]["density"], 0.25);
 }
 
+TEST_F(CommandMatmul, TakesWeightsInBlocks) {
+  const Result result =
+      attn("matmul --format-b q4_1 --rung all --seconds 0 3,50,64 --json " + quoted("out.json"));
+  ASSERT_EQ(result.code, 0) << result.text();
+  const auto rows = nlohmann::json::parse(load(path("out.json")))["results"];
+  EXPECT_EQ(rows[2]["problem"], "b1_m3_n50_k64_f32_bq4_1_bcol");
+  EXPECT_EQ(rows[2]["rung"], "few_rows");
+  EXPECT_EQ(rows[2]["checked"], 150);
+  EXPECT_NE(rows[0]["refused"].get<std::string>().find("format_b is q4_1"), std::string::npos);
+}
+
 // A check of no elements passes whatever was computed: five columns of blocks at a tenth are one
 // diagonal, and the share that was drawn is said.
 TEST_F(CommandMatmul, AMaskHasABlockHoweverSmallTheDensity) {
@@ -78,6 +89,7 @@ TEST_F(CommandMatmul, RefusesByName) {
   expect_refused("matmul 4,4", 2, {"the shape is 4,4", "M,N,K"});
   expect_refused("matmul 4,4,x", 2, {"the shape is 4,4,x"});
   expect_refused("matmul 4,4,4 --orders rr", 2, {"--orders is rr"});
+  expect_refused("matmul 4,4,64 --format-b q5_0", 2, {"--format-b is q5_0", "q4_1"});
   expect_refused("matmul 4,4,4 --density 0.25", 2, {"--density", "--mask"});
   expect_refused("matmul 4,4,4 --rung fastest", 2,
                  {"rung is fastest", "naive, blocked, few_rows, packed"});

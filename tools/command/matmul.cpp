@@ -25,7 +25,7 @@ struct MatmulCommandOptions {
                     plot;
   int threads = 0;
   bool bias = false;
-  std::string mask;
+  std::string mask, format_b;
   double density = 0.5;
   TimingRule rule{.min_calls = 3, .seconds = 0.3};
 };
@@ -60,6 +60,20 @@ void set_mask(const std::string& text, MatmulProblem& p) {
   p.masked = text[0] == 'b' ? MaskedMatrix::b : MaskedMatrix::c;
 }
 
+// Weights in blocks, whose order is that of a linear layer.
+void set_format(const std::string& text, MatmulProblem& p) {
+  for (const BlockFormat format : {BlockFormat::q8_0, BlockFormat::q4_0, BlockFormat::q4_1}) {
+    if (name(format) == text) p.format_b = format;
+  }
+  if (p.format_b == BlockFormat::none) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("--format-b is {}; accepted are q8_0, q4_0 and q4_1", io::printable(text)));
+  }
+  p.dtype_b = DType::u8;
+  p.order_b = MatrixOrder::column_major;
+}
+
 MatmulProblem problem_of(const MatmulCommandOptions& options, const std::string& shape) {
   const auto [batch, m, n, k] = parse_shape(shape);
   MatmulProblem p{
@@ -91,6 +105,7 @@ MatmulProblem problem_of(const MatmulCommandOptions& options, const std::string&
   p.bias = options.bias;
   p.activation = parse_activation(options.activation);
   if (!options.mask.empty()) set_mask(options.mask, p);
+  if (!options.format_b.empty()) set_format(options.format_b, p);
   return p;
 }
 
@@ -220,6 +235,10 @@ void add_matmul(CLI::App& app, int& status, const std::string& command_line) {
   sub->add_option("--orders", options->orders,
                   "Of A, B and C: r for row-major, c for column-major, as in rcr")
       ->capture_default_str()
+      ->take_last();
+  sub->add_option("--format-b", options->format_b,
+                  "Read B as weights [N,K] in blocks: q8_0, q4_0 or q4_1; on a CPU")
+      ->type_name("FORMAT")
       ->take_last();
   sub->add_flag("--bias", options->bias, "Add a bias to every row");
   sub->add_option("--activation", options->activation, "none, relu, gelu, gelu_tanh or silu")

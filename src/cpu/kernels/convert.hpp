@@ -180,13 +180,24 @@ ATTN_INLINE F load_q8_0(const std::byte* row, int i) {
   return from_i8(load_as<B>(block + 2 + i % 32)) * set1(scale_of_block(block));
 }
 
-// Lanes do not pass the middle of a block, where nibbles change from lower to upper.
-ATTN_INLINE F load_q4_0(const std::byte* row, int i) {
+// Numbers of 4 bits from i on, of the 16 bytes of a block. Lanes do not pass the middle of a block,
+// where they change from the lower bits to the upper.
+ATTN_INLINE F from_nibbles(const std::byte* bytes, int i) {
   static_assert(16 % kLanes == 0);
+  const B b = load_as<B>(bytes + i % 16);
+#if ATTN_VECTOR_BYTES == 64
+  const U pairs = bit_cast<U>(_mm512_cvtepu8_epi32(bit_cast<__m128i>(b)));
+#elif ATTN_VECTOR_BYTES == 32
+  const U pairs = bit_cast<U>(_mm256_cvtepu8_epi32(_mm_set_epi64x(0, bit_cast<long long>(b))));
+#else
+  const U pairs = widen(widen_bytes(b));
+#endif
+  return to_float(bit_cast<I>(i % 32 < 16 ? pairs & 15U : pairs >> 4));
+}
+
+ATTN_INLINE F load_q4_0(const std::byte* row, int i) {
   const std::byte* const block = row + static_cast<std::ptrdiff_t>(i / 32) * 18;
-  const B pairs = load_as<B>(block + 2 + i % 16);
-  const B codes = (i % 32 < 16 ? pairs : pairs >> 4) & 15;
-  return from_i8(codes - 8) * set1(scale_of_block(block));
+  return (from_nibbles(block + 2, i) - set1(8.0F)) * set1(scale_of_block(block));
 }
 
 // The first `count` < kLanes elements from i on; the other lanes are zero and their memory is not

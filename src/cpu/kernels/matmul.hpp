@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attn/matmul.hpp"
+#include "cpu/kernels/block_format.hpp"
 #include "cpu/kernels/convert.hpp"
 #include "cpu/kernels/math.hpp"
 #include "cpu/kernels/pack_f32.hpp"
@@ -23,13 +24,19 @@ struct F32Words {
   // One step of lanes that are neighbours in memory; `count` of them, the others zero.
   ATTN_INLINE F load_lanes(const OperandBlock& block, int lane, int step, int count) {
     const std::byte* row = block.at + step * block.step_stride * bytes(block);
-    return load_steps(row, lane, count, block.dtype);
+    return load_elements(row, lane, count, block.dtype);
   }
   // kLanes words of a lane whose steps are neighbours in memory; `count` steps, the others zero.
-  ATTN_INLINE F load_steps(const std::byte* row, int step, int count, DType dtype) {
-    return count >= kLanes ? load_row(row, step, dtype) : load_row_part(row, step, count, dtype);
+  ATTN_INLINE F load_steps(const std::byte* row, int step, int count, const OperandBlock& block) {
+    if (block.format != BlockFormat::none) return load_block(row, step, block.format);
+    return load_elements(row, step, count, block.dtype);
   }
+  ATTN_INLINE F load_elements(const std::byte* row, int first, int count, DType dtype) {
+    return count >= kLanes ? load_row(row, first, dtype) : load_row_part(row, first, count, dtype);
+  }
+  // Of an element; of blocks, what strides count.
   ATTN_INLINE std::ptrdiff_t bytes(const OperandBlock& block) {
+    if (block.format != BlockFormat::none) return 1;
     return block.dtype == DType::f32 ? 4 : 2;
   }
   ATTN_INLINE F broadcast(const float* a) { return set1(*a); }
@@ -93,7 +100,7 @@ ATTN_INLINE void pack_lanes(const OperandBlock& block, int words, float* out) {
       if (ahead >= kGroup && block.depth - step >= kLanes * Words::kSteps) {
 #pragma GCC unroll 16
         for (int i = 0; i < kGroup; ++i) {
-          x[i] = Words::load_steps(at + i * row, step, kLanes * Words::kSteps, block.dtype);
+          x[i] = Words::load_steps(at + i * row, step, kLanes * Words::kSteps, block);
           __builtin_prefetch(at + (kGroup + i) * row + step * bytes);
         }
         transpose(x);
@@ -104,7 +111,7 @@ ATTN_INLINE void pack_lanes(const OperandBlock& block, int words, float* out) {
         continue;
       }
       for (int i = 0; i < lanes; ++i) {
-        x[i] = Words::load_steps(at + i * row, step, block.depth - step, block.dtype);
+        x[i] = Words::load_steps(at + i * row, step, block.depth - step, block);
         if (i < ahead) __builtin_prefetch(at + (kGroup + i) * row + step * bytes);
       }
       transpose(x);

@@ -16,7 +16,7 @@ struct Bf16Pairs {
     }
     return bit_cast<F>(load_pairs(even, odd, 0, count));
   }
-  ATTN_INLINE F load_steps(const std::byte* row, int step, int count, DType) {
+  ATTN_INLINE F load_steps(const std::byte* row, int step, int count, const OperandBlock&) {
     if (count >= 2 * kLanes) return load_as<F>(row + 2 * std::ptrdiff_t{step});
     F x{};
     __builtin_memcpy(&x, row + 2 * std::ptrdiff_t{step}, 2 * static_cast<std::size_t>(count));

@@ -25,6 +25,8 @@ ATTN_INLINE int words_ahead(std::ptrdiff_t bytes) {
 }
 // Bytes that are asked for ahead where columns are read from end to end.
 inline constexpr int kBytesAhead = 1 << 14;
+// The same where columns of blocks are read one by one.
+inline constexpr int kBlockBytesAhead = 1 << 12;
 
 // packed[lane of A][ld words] <- the block, zero up to ld.
 template <class Words>
@@ -37,7 +39,7 @@ static void pack_few_rows(const OperandBlock& a, const OperandBlock&, int ld, vo
       for (int word = 0; word < ld; word += kLanes) {
         const int step = word * Words::kSteps;
         F x{};
-        if (word < words) x = Words::load_steps(row, step, a.depth - step, a.dtype);
+        if (word < words) x = Words::load_steps(row, step, a.depth - step, a);
         store(out + std::ptrdiff_t{lane} * ld + word, x);
       }
     }
@@ -134,6 +136,19 @@ ATTN_INLINE void multiply_columns(const RowGroup<kGroup>& a, const OperandBlock&
   }
 }
 
+// c[row][column] <- (add ? c : 0) + the sums of the lanes of acc[column][row], of so many of them.
+template <int kGroup>
+ATTN_INLINE void store_sums(F (&acc)[kLanes], int rows, int columns, bool add, float* c, int ld) {
+  float sums[kLanes];
+  store(sums, reduce_all(acc));
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < columns; ++j) {
+      float* at = c + std::ptrdiff_t{r} * ld + j;
+      *at = add ? *at + sums[j * kGroup + r] : sums[j * kGroup + r];
+    }
+  }
+}
+
 // Steps of a column of B are neighbours in memory: kLanes sums of a few columns, each of which is
 // a vector of partial sums, are reduced together.
 template <int kGroup, class Words>
@@ -162,7 +177,7 @@ ATTN_INLINE void multiply_steps(const RowGroup<kGroup>& a, const OperandBlock& b
       for (int r = 0; r < kGroup; ++r) x[r] = load(a.row[r] + word);
 #pragma GCC unroll 16
       for (int j = 0; j < kColumns; ++j) {
-        const F y = Words::load_steps(column[j], step, b.depth - step, b.dtype);
+        const F y = Words::load_steps(column[j], step, b.depth - step, b);
         __builtin_prefetch(column[j] + ahead * bytes, 0, 3);
 #pragma GCC unroll 8
         for (int r = 0; r < kGroup; ++r) {
@@ -171,44 +186,86 @@ ATTN_INLINE void multiply_steps(const RowGroup<kGroup>& a, const OperandBlock& b
         }
       }
     }
-    float sums[kLanes];
-    store(sums, reduce_all(acc));
-    for (int r = 0; r < a.count; ++r) {
-      for (int j = 0; j < columns; ++j) {
-        float* at = c + std::ptrdiff_t{r} * ld + lane + j;
-        *at = add ? *at + sums[j * kGroup + r] : sums[j * kGroup + r];
+    store_sums<kGroup>(acc, a.count, columns, add, c + lane, ld);
+  }
+}
+
+// Columns of B are blocks, read one by one, so that memory is read in order: of four or more at a
+// time weights came at half of the rate. A block is widened to vectors that all rows are multiplied
+// by. A row has several sums, where registers are left, as each FMA waits for the last.
+template <int kGroup, BlockFormat kFormat>
+static void multiply_blocks(const RowGroup<kGroup>& a, const OperandBlock& b, bool add, float* c,
+                            int ld) {
+  constexpr int kColumns = kLanes / kGroup;
+  constexpr int kSums = kGroup * kBlockVectors <= 8 ? kBlockVectors : kGroup <= 4 ? 2 : 1;
+  constexpr auto kBlock = static_cast<int>(core::kBlockElements);
+  constexpr std::ptrdiff_t kBytes = core::block_bytes(kFormat);
+  for (int lane = 0; lane < b.lanes; lane += kColumns) {
+    const int columns = b.lanes - lane < kColumns ? b.lanes - lane : kColumns;
+    F acc[kLanes] = {};  // [column][row]
+    for (int j = 0; j < columns; ++j) {
+      const std::byte* block = b.at + (lane + j) * b.lane_stride;
+      F sum[kGroup][kSums] = {};
+      for (int step = 0; step < b.depth; step += kBlock, block += kBytes) {
+        F y[kBlockVectors];
+        widen_block<kFormat>(block, y);
+        __builtin_prefetch(block + kBlockBytesAhead, 0, 3);
+#pragma GCC unroll 8
+        for (int r = 0; r < kGroup; ++r) {
+#pragma GCC unroll 8
+          for (int v = 0; v < kBlockVectors; ++v) {
+            F& to = sum[r][v % kSums];
+            to = fma(load(a.row[r] + step + v * kLanes), y[v], to);
+          }
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kGroup; ++r) {
+        F& to = acc[j * kGroup + r];
+#pragma GCC unroll 8
+        for (int i = 0; i < kSums; ++i) to += sum[r][i];
       }
     }
+    store_sums<kGroup>(acc, a.count, columns, add, c + lane, ld);
   }
 }
 
 template <int kGroup, class Words, DType kSource>
-static void multiply_group(const float* a, int a_ld, int rows, const OperandBlock& b, bool add,
-                           float* c, int ld) {
-  const RowGroup<kGroup> group(a, a_ld, rows);
-  OperandBlock known = b;  // its dtype is a constant here
+static void multiply_group(const RowGroup<kGroup>& a, const OperandBlock& b, bool add, float* c,
+                           int ld) {
+  OperandBlock known = b;  // its type is a constant here
   known.dtype = kSource;
-  if (b.lane_stride == 1) return multiply_columns<kGroup, Words>(group, known, add, c, ld);
-  multiply_steps<kGroup, Words>(group, known, add, c, ld);
+  known.format = BlockFormat::none;
+  if (b.lane_stride == 1) return multiply_columns<kGroup, Words>(a, known, add, c, ld);
+  multiply_steps<kGroup, Words>(a, known, add, c, ld);
 }
 
-template <class Words, DType kSource>
-ATTN_INLINE void multiply_few_rows_of(const float* a, int a_ld, int rows, const OperandBlock& b,
-                                      bool add, float* c, int ld) {
+// multiply<rows of a group>(rows of A, rows of c) of each group.
+template <class Multiply>
+ATTN_INLINE void for_groups(const float* a, int a_ld, int rows, float* c, int ld,
+                            const Multiply& multiply) {
   for (int first = 0; first < rows; first += kMostGroup) {
     const int count = rows - first < kMostGroup ? rows - first : kMostGroup;
     const float* of_a = a + std::ptrdiff_t{first} * a_ld;
     float* of_c = c + std::ptrdiff_t{first} * ld;
     if (count == 1) {
-      multiply_group<1, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+      multiply(RowGroup<1>(of_a, a_ld, count), of_c);
     } else if (count == 2) {
-      multiply_group<2, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+      multiply(RowGroup<2>(of_a, a_ld, count), of_c);
     } else if (count <= 4) {
-      multiply_group<4, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+      multiply(RowGroup<4>(of_a, a_ld, count), of_c);
     } else {
-      multiply_group<kMostGroup, Words, kSource>(of_a, a_ld, count, b, add, of_c, ld);
+      multiply(RowGroup<kMostGroup>(of_a, a_ld, count), of_c);
     }
   }
+}
+
+template <class Words, DType kSource>
+ATTN_INLINE void multiply_few_rows_of(const float* a, int a_ld, int rows, const OperandBlock& b,
+                                      bool add, float* c, int ld) {
+  for_groups(a, a_ld, rows, c, ld, [&]<int kGroup>(const RowGroup<kGroup>& group, float* of_c) {
+    multiply_group<kGroup, Words, kSource>(group, b, add, of_c, ld);
+  });
 }
 
 template <class Words>
@@ -217,6 +274,12 @@ static void multiply_few_rows(const void* packed, int a_ld, int rows, const Oper
   const float* a = static_cast<const float*>(packed);
   if constexpr (Words::kSteps == 2) {
     return multiply_few_rows_of<Words, DType::bf16>(a, a_ld, rows, b, add, c, ld);
+  } else if (b.format != BlockFormat::none) {
+    with_block_format(b.format, [&]<BlockFormat kFormat>() {
+      for_groups(a, a_ld, rows, c, ld, [&]<int kGroup>(const RowGroup<kGroup>& group, float* of_c) {
+        multiply_blocks<kGroup, kFormat>(group, b, add, of_c, ld);
+      });
+    });
   } else {
     with_dtype(b.dtype, [&]<DType kSource>() {
       multiply_few_rows_of<Words, kSource>(a, a_ld, rows, b, add, c, ld);

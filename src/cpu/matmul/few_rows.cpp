@@ -53,7 +53,7 @@ ProductBlocks few_rows_blocks(const MatmulProblem& problem, const FewRowsVerbs& 
   return {.m = cut(sizes.m, sizes.block_m, verbs.rows, 1),
           .n = cut(sizes.n, sizes.block_n, columns, 16),
           .k = cut(problem.k, sizes.block_k, verbs.packed_bytes / (rows * verbs.element_bytes),
-                   verbs.depth_multiple)};
+                   step_multiple(problem, verbs.depth_multiple))};
 }
 
 std::int64_t few_rows_bytes(const ProductBlocks& blocks, const FewRowsVerbs& verbs, int threads) {

@@ -22,7 +22,8 @@ constexpr core::EnumName<Rung> kRungs[] = {{Rung::naive, "naive"},
                                            {Rung::amx, "amx"}};
 
 bool takes_amx(const MatmulProblem& p, InstructionSet isa) {
-  return p.dtype == DType::bf16 && isa == InstructionSet::amx_bf16;
+  return p.dtype == DType::bf16 && p.format_b == BlockFormat::none &&
+         isa == InstructionSet::amx_bf16;
 }
 
 // Of the product that is computed: of C^T = B^T A^T where C is column-major.
@@ -56,6 +57,9 @@ Rung fastest(const MatmulProblem& p, InstructionSet isa, std::vector<std::string
   return Rung::packed;
 }
 
+// Whether B is read element by element, which blocks are not.
+bool reads_elements(Rung rung) { return rung == Rung::naive || rung == Rung::blocked; }
+
 // Whether bf16 is multiplied by AMX.
 bool multiplies_tiles(const MatmulProblem& p, Rung rung, InstructionSet isa) {
   return rung == Rung::amx ||
@@ -64,8 +68,8 @@ bool multiplies_tiles(const MatmulProblem& p, Rung rung, InstructionSet isa) {
 
 // Whether bf16 can be multiplied by VDPBF16PS.
 bool may_multiply_pairs(const MatmulProblem& p, Rung rung, InstructionSet isa) {
-  return p.dtype == DType::bf16 && isa == InstructionSet::avx512_bf16 &&
-         (rung == Rung::packed || rung == Rung::few_rows);
+  return p.dtype == DType::bf16 && p.format_b == BlockFormat::none &&
+         isa == InstructionSet::avx512_bf16 && (rung == Rung::packed || rung == Rung::few_rows);
 }
 
 const TileOps& ops_of(const MatmulPlan& plan) { return tile_ops(plan.isa, plan.compute); }
@@ -117,7 +121,8 @@ void check_plan(const MatmulPlan& plan, Rung rung) {
                             "an instruction set that this machine has");
   }
   const bool no_tiles = rung == Rung::amx && !takes_amx(p, plan.isa);
-  if (no_tiles || (rung == Rung::blocked && p.masked != MaskedMatrix::none)) {
+  if (no_tiles || (rung == Rung::blocked && p.masked != MaskedMatrix::none) ||
+      (reads_elements(rung) && p.format_b != BlockFormat::none)) {
     core::refuse_plan_field(plan, "rung", plan.rung, "one that takes the problem");
   }
   const bool tiles = multiplies_tiles(p, rung, plan.isa);
@@ -156,6 +161,12 @@ MatmulPlan plan_matmul(const MatmulProblem& problem, const MatmulOptions& option
                 fmt::format("rung blocked: masked is {}; accepted is none, as its blocks are not "
                             "those of a mask (problem {})",
                             name(problem.masked), to_string(problem)));
+  }
+  if (reads_elements(rung) && problem.format_b != BlockFormat::none) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("rung {}: format_b is {}; accepted is none, and by few_rows and packed "
+                            "every format (problem {})",
+                            options.rung, name(problem.format_b), to_string(problem)));
   }
   plan.rung = core::name_of(kRungs, rung);
   const bool pairs = may_multiply_pairs(problem, rung, plan.isa) &&

@@ -119,6 +119,7 @@ class Ahead {
     rows_ = lanes ? block.depth : block.lanes;
     row_bytes_ = (lanes ? block.step_stride : block.lane_stride) * bytes;
     bytes_ = (lanes ? block.lanes : block.depth) * bytes;
+    if (block.format != BlockFormat::none) bytes_ = row_size(block.format, block.depth);
     share_ = (rows_ + calls - 1) / calls;
   }
   void ask() {
@@ -215,7 +216,8 @@ ProductBlocks packed_blocks(const MatmulProblem& problem, const ProductVerbs& ve
   const bool taller = problem.masked == MaskedMatrix::c && n.part <= most.narrow;
   return {.m = cut(sizes.m, sizes.block_m, taller ? 256 : most.rows, verbs.rows),
           .n = n,
-          .k = cut(problem.k, sizes.block_k, depth, std::max(verbs.depth_multiple, 16))};
+          .k = cut(problem.k, sizes.block_k, depth,
+                   step_multiple(problem, std::max(verbs.depth_multiple, 16)))};
 }
 
 namespace {

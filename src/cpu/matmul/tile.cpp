@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/block_format.hpp"
 #include "core/tensor/element.hpp"
 
 namespace attn::cpu {
@@ -38,12 +39,15 @@ OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, 
 }
 OperandBlock block_of_b(const Product& p, std::int64_t batch, std::int64_t step,
                         std::int64_t column, int columns, int depth) {
-  return {.at = p.b.at(batch, step, column),
+  // Blocks are bytes of a column.
+  const std::int64_t row = p.format_b == BlockFormat::none ? step : row_size(p.format_b, step);
+  return {.at = p.b.at(batch, row, column),
           .lane_stride = p.b.column_stride,
           .step_stride = p.b.row_stride,
           .lanes = columns,
           .depth = depth,
-          .dtype = p.b.dtype};
+          .dtype = p.b.dtype,
+          .format = p.format_b};
 }
 
 bool start_sums(const Product& p, const Tile& t, std::int64_t rows, int ld, float* sums) {

@@ -1,9 +1,11 @@
 // What the rungs that work on blocks of C share.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "core/block_format.hpp"
 #include "cpu/matmul/matmul.hpp"
 
 namespace attn::cpu {
@@ -45,6 +47,12 @@ std::int64_t columns_for(const MatmulProblem& problem, int threads, std::int64_t
     if (problem.batch * blocks.m.count() * blocks.n.count() >= 4 * std::int64_t{threads}) break;
   }
   return columns;
+}
+
+// Pieces along k begin at multiples of this.
+inline std::int64_t step_multiple(const MatmulProblem& problem, std::int64_t of_verbs) {
+  return problem.format_b == BlockFormat::none ? of_verbs
+                                               : std::max(of_verbs, core::kBlockElements);
 }
 
 OperandBlock block_of_a(const Product& p, std::int64_t batch, std::int64_t row, std::int64_t step,
