@@ -4,8 +4,8 @@
 
 llama.cpp comes by the package llama-cpp-python, or xllamacpp, whose wheel is built for AVX2. Both
 get the same prompts, the beginning of LICENSE, and then decode 32 tokens. Rates are by processor
-time, which busy neighbours change less than wall time, of the best of several rounds in turns. The
-peer reads the weights as they are stored; examples/generate widens blocks to 16 bits.
+time, which busy neighbours change less than wall time, of the best of several rounds in turns. Both
+read the weights as they are stored.
 """
 
 import argparse
@@ -67,7 +67,7 @@ PEERS = {"llama-cpp-python": time_llama_cpp_python, "xllamacpp": time_xllamacpp}
 
 def time_ours(program, model, path, kind):
     count = str(DECODED + 1)
-    options = ["--threads", "1", "--tokens", count, "--cache", kind, "--weights", "f16"]
+    options = ["--threads", "1", "--tokens", count, "--cache", kind]
     command = [program, model, *options, "--file", path]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = re.findall(r": (\d+) tokens in .*, ([0-9.]+) s of processor", said)

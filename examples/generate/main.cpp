@@ -5,7 +5,7 @@
 //
 //   --tokens N       tokens to generate for each prompt at most (64)
 //   --cache TYPE     how keys and values are stored: f32, bf16, f16, q8_0, q4_0 (f16)
-//   --weights TYPE   what products read: f32, bf16, f16 (what the file has; f16 for blocks)
+//   --weights TYPE   what products read: f32, bf16, f16 (what the file has)
 //   --draft N        tokens of a draft, found in the text so far and verified in one step (0)
 //   --batch N        prompts that run together at most (16)
 //   --chunk N        rows of a prompt in a step at most (128)

@@ -96,9 +96,13 @@ attn::Tensor matrix(const std::vector<float>& x, std::int64_t columns) {
 Linear::Linear(const StoredTensor& weight, std::optional<attn::DType> dtype) {
   const StorageInfo& has = info(weight.storage);
   const std::int64_t rows = weight.shape[0], columns = weight.shape[1];
-  // Blocks have no dtype.
-  const attn::DType type =
-      dtype.value_or(has.elements == 1 ? attn::parse_dtype(has.name) : attn::DType::f16);
+  if (!dtype && has.format != attn::BlockFormat::none) {
+    weight_ = attn::tensor(static_cast<const void*>(weight.data), attn::DType::u8,
+                           {rows, attn::row_size(has.format, columns)});
+    format_ = has.format;
+    return;
+  }
+  const attn::DType type = dtype ? *dtype : attn::parse_dtype(has.name);
   if (attn::name(type) == has.name) {
     weight_ = attn::tensor(static_cast<const void*>(weight.data), type, {rows, columns});
     return;
@@ -116,13 +120,21 @@ Linear::Linear(const StoredTensor& weight, std::optional<attn::DType> dtype) {
 }
 
 void Linear::set(const attn::Tensor& a, const attn::Tensor& c, attn::Activation activation) {
-  run(attn::describe({.a = a, .b = attn::transposed(weight_)}, c, activation), a, c);
+  run(describe(a, c, activation), a, c);
 }
 
 void Linear::add(const attn::Tensor& a, const attn::Tensor& c) {
-  attn::MatmulProblem problem = attn::describe({.a = a, .b = attn::transposed(weight_)}, c);
+  attn::MatmulProblem problem = describe(a, c, attn::Activation::none);
   problem.accumulate = true;
   run(problem, a, c);
+}
+
+attn::MatmulProblem Linear::describe(const attn::Tensor& a, const attn::Tensor& c,
+                                     attn::Activation activation) const {
+  attn::MatmulProblem problem =
+      attn::describe({.a = a, .b = attn::transposed(weight_)}, c, activation);
+  problem.format_b = format_;
+  return problem;
 }
 
 void Linear::run(attn::MatmulProblem problem, const attn::Tensor& a, const attn::Tensor& c) {

@@ -17,7 +17,8 @@ namespace generate {
 class Linear {
  public:
   Linear() = default;
-  // Weights in blocks, and others where `dtype` asks for it, are stored anew.
+  // Weights are read where they lie in the file, and stored anew where `dtype` asks for another
+  // type.
   Linear(const StoredTensor& weight, std::optional<attn::DType> dtype);
 
   // Rows a [rows, in] and c [rows, out]. Plans at the first call with as many rows.
@@ -26,10 +27,13 @@ class Linear {
   void add(const attn::Tensor& a, const attn::Tensor& c);
 
  private:
+  attn::MatmulProblem describe(const attn::Tensor& a, const attn::Tensor& c,
+                               attn::Activation activation) const;
   void run(attn::MatmulProblem problem, const attn::Tensor& a, const attn::Tensor& c);
 
   std::vector<std::byte> stored_{};
-  attn::Tensor weight_{};  // [out, in]
+  attn::Tensor weight_{};  // [out, in], or bytes of blocks in the place of in
+  attn::BlockFormat format_ = attn::BlockFormat::none;
   std::map<std::int64_t, attn::MatmulPlan> plans_{};
 };
 

@@ -11,9 +11,12 @@ namespace generate {
 namespace {
 
 constexpr StorageInfo kStorages[] = {
-    {Storage::f32, 0, "f32", 1, 4},     {Storage::f16, 1, "f16", 1, 2},
-    {Storage::q4_0, 2, "q4_0", 32, 18}, {Storage::q4_1, 3, "q4_1", 32, 20},
-    {Storage::q8_0, 8, "q8_0", 32, 34}, {Storage::bf16, 30, "bf16", 1, 2},
+    {Storage::f32, 0, "f32", 1, 4, attn::BlockFormat::none},
+    {Storage::f16, 1, "f16", 1, 2, attn::BlockFormat::none},
+    {Storage::q4_0, 2, "q4_0", 32, 18, attn::BlockFormat::q4_0},
+    {Storage::q4_1, 3, "q4_1", 32, 20, attn::BlockFormat::q4_1},
+    {Storage::q8_0, 8, "q8_0", 32, 34, attn::BlockFormat::q8_0},
+    {Storage::bf16, 30, "bf16", 1, 2, attn::BlockFormat::none},
 };
 
 template <class T>

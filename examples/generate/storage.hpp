@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "attn/matmul.hpp"
+
 namespace generate {
 
 // As f32, f16 or bf16; or as blocks of 32 elements of ggml, whose f16 scale (q4_1: and least
@@ -18,6 +20,7 @@ struct StorageInfo {
   std::uint32_t number;  // in a GGUF file
   const char* name;
   std::int64_t elements, bytes;  // of a block
+  attn::BlockFormat format;      // of elements in blocks
 };
 std::span<const StorageInfo> storages();
 const StorageInfo& info(Storage storage);

@@ -37,9 +37,9 @@ run_tests() {  # run_tests FOLDER PARAMETERS
   ! grep -E '\): .*FAIL' "$log" && grep -q 'backends passed' "$log"
 }
 
-# llama-bench reads the prompt to the depth before it decodes.
+# REPEATS: how often (2). llama-bench reads the prompt to the depth before it decodes.
 run_bench() {  # run_bench FOLDER MODEL THREADS
-  local bench=("$1/llama/bin/llama-bench" -m "$2" -fa 1 -t "$3" -r 2 -o csv) who
+  local bench=("$1/llama/bin/llama-bench" -m "$2" -fa 1 -t "$3" -r "${REPEATS:-2}" -o csv) who
   for tokens in 512 2048 8192; do
     for who in ggml attn; do
       for work in "-p $tokens -n 0" "-p 0 -n 32 -d $tokens"; do

@@ -27,6 +27,7 @@ CASES = [
     ("llama", ["f16", "bf16"], {"heads_k": 1, "layers": 3}, "--cache q8_0 --page 5", "q8_0", None,
      [TEXTS[0], "an \u00e9 mat", TEXTS[0]]),
     ("llama", ["f32"], {"heads_k": 4}, "--cache q4_0 --chunk 4", "q4_0", None, TEXTS[:1]),
+    ("gpt2", ["q8_0", "q4_1"], {}, "--cache f32 --weights f16", "f32", "f16", TEXTS[:1]),
     ("gpt2", ["f16"], {}, "--cache bf16 --weights bf16", "bf16", "bf16", TEXTS[1:3]),
 ]
 

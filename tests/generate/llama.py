@@ -147,12 +147,12 @@ class Llama:
 
     def logits(self, ids, cache, weights):
         """[len(ids), vocabulary] in float64, of weights and a cache that are rounded as the engine
-        rounds them. weights: a kind, or None for what the file has, f16 for blocks."""
+        rounds them. weights: a kind, or None for what the file has."""
         def matrix(name, rounds=True):
             array, kind = self.tensors[name + ".weight"]
             value = gguf.store(array, kind)[1]
-            if rounds and (weights or kind.startswith("q")):
-                value = gguf.store(value, weights or "f16")[1]
+            if rounds and weights:
+                value = gguf.store(value, weights)[1]
             return value.astype(np.float64)
 
         def norm(x, name):
