@@ -1,9 +1,13 @@
 #include "attention.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "mask_rows.hpp"
+#include "mask_sequences.hpp"
 
 namespace attn_ggml {
 namespace {
@@ -30,11 +34,40 @@ std::vector<float> slopes(float max_bias, std::int64_t heads) {
   return result;
 }
 
+// Rows that see keys which lie apart: packed sequences over a cache whose pages are its keys.
+bool run_sequences(const Attention& a, attn::Problem problem, const attn::Context& context) {
+  if (a.q.shape[0] != 1 || a.mask.shape[0] != 1 || a.mask.shape[1] != 1) return false;
+  const auto sequences = read_sequences(a.mask);
+  if (!sequences) return false;
+  const auto packed = [](Tensor t) {  // [1, rows, heads, dim] as [rows, heads, dim]
+    t.rank = 3;
+    std::copy(t.shape.begin() + 1, t.shape.end(), t.shape.begin());
+    std::copy(t.strides.begin() + 1, t.strides.end(), t.strides.begin());
+    return t;
+  };
+  const auto paged = [](Tensor t) {  // [1, keys, heads, dim] as [keys, 1, heads, dim]
+    std::swap(t.shape[0], t.shape[1]);
+    t.strides[0] = t.strides[1];
+    return t;
+  };
+  const auto count = static_cast<std::int64_t>(sequences->lengths.size());
+  problem.seqlen_q = a.q.shape[1];
+  problem.layout_q = attn::Layout::packed;
+  problem.layout_k = attn::Layout::paged;
+  problem.mask = attn::causal();
+  attn::Inputs inputs{.q = packed(a.q), .k = paged(a.k), .v = paged(a.v), .sink = a.sink};
+  inputs.cu_seqlens_q = attn::tensor(sequences->starts.data(), {count + 1});
+  inputs.seqused_k = attn::tensor(sequences->lengths.data(), {count});
+  inputs.page_table = attn::tensor(sequences->keys.data(), {count, sequences->width});
+  attn::forward(problem, inputs, {.o = packed(a.o)}, {}, context);
+  return true;
+}
+
 // What of a problem follows from the mask: the expressions, and the arrays that they read.
 class Masked {
  public:
-  Masked(const Attention& a, attn::Problem& problem, attn::Inputs& inputs)
-      : rows_(read_mask(a.mask)),
+  Masked(const Attention& a, MaskRows rows, attn::Problem& problem, attn::Inputs& inputs)
+      : rows_(std::move(rows)),
         batch_(place(attn::expr::symbols().batch, a.mask.shape[0], a.q.shape[0])),
         head_(place(attn::expr::symbols().head, a.mask.shape[1], a.q.shape[2])) {
     const auto& s = attn::expr::symbols();
@@ -86,7 +119,11 @@ void run(const Attention& a, const attn::Context& context) {
   attn::Inputs inputs{.q = a.q, .k = a.k, .v = a.v, .sink = a.sink};
   if (a.softcap > 0) problem.score = attn::softcap(a.softcap);
   std::optional<Masked> masked;
-  if (a.mask.given()) masked.emplace(a, problem, inputs);
+  if (a.mask.given()) {
+    MaskRows rows = read_mask(a.mask);
+    if (!rows.bounds_alone && run_sequences(a, problem, context)) return;
+    masked.emplace(a, std::move(rows), problem, inputs);
+  }
   attn::forward(problem, inputs, {.o = a.o}, {}, context);
 }
 

@@ -1,6 +1,8 @@
 // Times of single FLASH_ATTN_EXT operations on ggml's CPU backend and on this one, in turns:
 //   GGML_BACKEND_PATH=libggml-attn.so ggml-attn-times [THREADS]
-// Keys fill the cache but for the last 40 places, rows are its last ones under a causal mask.
+// One row, and 512: keys fill the cache but for the last 40 places, and rows are its last ones
+// under a causal mask. 16 rows: of as many sequences, each of which has every sixteenth run of 64
+// keys.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -18,6 +20,8 @@ namespace {
 struct Shape {
   std::int64_t heads, heads_k, dim;
 };
+
+constexpr int kSequences = 16;
 
 // Of the process, which neighbours on a busy machine change little.
 double processor_seconds() {
@@ -39,7 +43,8 @@ void fill_mask(ggml_tensor* mask) {
   std::vector<ggml_fp16_t> numbers;
   for (std::int64_t i = 0; i < mask->ne[1]; ++i) {
     for (std::int64_t j = 0; j < mask->ne[0]; ++j) {
-      const bool seen = j <= mask->ne[0] - 40 - mask->ne[1] + i;
+      const bool seen = mask->ne[1] == kSequences ? j / 64 % kSequences == i
+                                                  : j <= mask->ne[0] - 40 - mask->ne[1] + i;
       numbers.push_back(ggml_fp32_to_fp16(seen ? 0.0F : -INFINITY));
     }
   }
@@ -129,7 +134,7 @@ int main(int argc, char** argv) {
   std::printf("processor time of %d threads, best of several rounds in turns\n", threads);
   for (const Shape& shape : {Shape{9, 3, 64}, Shape{32, 8, 128}}) {
     for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0}) {
-      for (const std::int64_t rows : {1, 512}) {
+      for (const std::int64_t rows : {1, kSequences, 512}) {
         for (const std::int64_t keys : {768, 2048, 8192}) {
           compare(ggml, attn, shape, type, keys, rows);
         }

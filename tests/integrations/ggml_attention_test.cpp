@@ -2,15 +2,17 @@
 // beside a plain loop in double that adds the mask's numbers one by one, as ggml defines them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "attention.hpp"
 #include "mask_rows.hpp"
+#include "mask_sequences.hpp"
 
 namespace {
 
@@ -108,6 +110,62 @@ TEST(GgmlMask, BoundsOfRandomRows) {
     }
     EXPECT_EQ(rows.bounds_alone, alone);
   }
+}
+
+// Rows of sequences whose keys lie anywhere in a cache, each of which sees its own keys so far: row
+// i is the next one of sequence owners[i].
+std::vector<std::vector<bool>> shared_cache(const std::vector<int>& owners, int keys,
+                                            std::mt19937& random) {
+  std::vector<int> owner_of_key(static_cast<std::size_t>(keys));
+  for (int& owner : owner_of_key) owner = static_cast<int>(random() % 5);
+  std::vector<std::vector<bool>> sees;
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    // One key less for each later row of the sequence.
+    std::int64_t later =
+        std::count(owners.begin() + static_cast<std::ptrdiff_t>(i) + 1, owners.end(), owners[i]);
+    std::vector<bool>& row = sees.emplace_back(static_cast<std::size_t>(keys));
+    for (int j = keys - 1; j >= 0; --j) {
+      const auto at = static_cast<std::size_t>(j);
+      row[at] = owner_of_key[at] == owners[i] && later-- <= 0;
+    }
+  }
+  return sees;
+}
+
+TEST(GgmlMask, SequencesThatShareACache) {
+  std::mt19937 random(7);
+  const std::vector<int> owners{0, 0, 0, 2, 4, 4, 0, 1};
+  const auto sees = shared_cache(owners, 100, random);
+  const auto at = [&](int, int, int i, int j) {
+    return sees[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)] ? -0.0F : kHidden;
+  };
+  const Mask mask({1, 1, 8, 100}, 5, at);
+  const auto found = attn_ggml::read_sequences(mask.tensor());
+  ASSERT_TRUE(found.has_value());
+  // The last row of sequence 0 stands apart.
+  EXPECT_EQ(found->starts, ints({0, 3, 4, 6, 7, 8}));
+  EXPECT_EQ(found->width, 256);
+  for (std::size_t s = 0; s < found->lengths.size(); ++s) {
+    const auto row = static_cast<std::size_t>(found->starts[s + 1] - 1);
+    std::vector<std::int32_t> expected;
+    for (int j = 0; j < 100; ++j) {
+      if (sees[row][static_cast<std::size_t>(j)]) expected.push_back(j);
+    }
+    EXPECT_EQ(found->lengths[s], static_cast<std::int32_t>(expected.size()));
+    expected.resize(256, -1);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(),
+                           found->keys.begin() + static_cast<std::ptrdiff_t>(s) * 256));
+  }
+}
+
+TEST(GgmlMask, NumbersAndManyRowsWithKeysOfTheirOwnAreNoSequences) {
+  const Mask number({1, 1, 2, 60}, 0, [](int, int, int, int j) {
+    return j % 7 == 0 ? kHidden : j == 30 ? 1.0F : 0;
+  });
+  EXPECT_FALSE(attn_ggml::read_sequences(number.tensor()).has_value());
+  const Mask own({1, 1, 40, 60}, 0,
+                 [](int, int, int i, int j) { return (i * 7 + j * 3) % 5 < 3 ? 0 : kHidden; });
+  EXPECT_FALSE(attn_ggml::read_sequences(own.tensor()).has_value());
 }
 
 struct Shape {
@@ -235,6 +293,32 @@ TEST(GgmlAttention, EveryKindOfMask) {
           test.expect_right();
         }
       }
+    }
+  }
+}
+
+TEST(GgmlAttention, SequencesThatShareACache) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const std::vector<std::vector<int>> all{{0, 1, 2, 3},
+                                          {0, 0, 0, 0, 0, 0},
+                                          {3, 1, 1, 4, 4, 4, 4, 0},
+                                          {5, 0, 5}};  // of 5 there are no keys
+  for (const std::vector<int>& owners : all) {
+    const int rows = static_cast<int>(owners.size());
+    for (const int keys : {37, 300}) {
+      SCOPED_TRACE(testing::Message() << rows << " rows, " << keys << " keys");
+      const auto sees = shared_cache(owners, keys, random);
+      const Mask mask({1, 1, rows, keys}, 1, [&](int, int, int i, int j) {
+        return sees[static_cast<std::size_t>(i)][static_cast<std::size_t>(j)] ? 0 : kHidden;
+      });
+      Case test({.batch = 1, .rows = rows, .keys = keys}, seed);
+      test.a.mask = mask.tensor();
+      test.a.softcap = keys == 37 ? 4 : 0;
+      test.a.max_bias = 8;  // of which zeros and -inf know nothing
+      if (rows > 4) test.with_sink();
+      test.expect_right();
     }
   }
 }
