@@ -22,13 +22,17 @@ struct DistOptions {
   std::int64_t chunk = 0;
   std::uint64_t seed = 1;
   bool simulate = false;
+  int node = 0;
 };
 
 void print_prediction(const dist::Plan& plan, Phase phase, const dist::Machine& machine) {
   const dist::Prediction p = dist::predict(plan, phase, machine);
-  fmt::print("{:8} {:10.3f} ms, of which {:.3f} exposed; ideal {:.3f} ms, {:.1f} % of it\n",
+  fmt::print("{:8} {:10.3f} ms, of which {:.3f} exposed; ideal {:.3f} ms, {:.1f} % of it{}\n",
              name(phase), 1e3 * p.slowest, 1e3 * p.exposed(), 1e3 * p.ideal,
-             p.slowest == 0 ? 100 : 100 * p.ideal / p.slowest);
+             p.slowest == 0 ? 100 : 100 * p.ideal / p.slowest,
+             p.far_bytes == 0 ? ""
+                              : fmt::format("; {:.1f} MB a rank between nodes",
+                                            1e-6 * p.far_bytes / plan.ranks()));
 }
 
 int show(const DistOptions& options) {
@@ -48,7 +52,8 @@ int show(const DistOptions& options) {
   }
   planned.deal = dist::parse_deal(options.deal);
   planned.chunk = options.chunk;
-  const dist::Machine& machine = dist::machines().front();
+  dist::Machine machine = dist::machines().front();
+  machine.node = options.node;
   if (options.simulate) {
     // Both passes count, by what the machine does in all.
     planned.rates = {.flops = 3.5 / (1 / machine.forward + 2.5 / machine.backward),
@@ -83,6 +88,10 @@ void add_dist(CLI::App& app, int& status) {
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()));
   sub->add_flag("--simulate", options->simulate,
                 "Predict times on GPUs, from measured times of copies and kernels");
+  sub->add_option("--node", options->node,
+                  "GPUs of a node, which alone have fast links to each other; 0: all")
+      ->check(whole_number(0, 4096))
+      ->capture_default_str();
   sub->footer(
       "Examples:\n"
       "  attn dist b1_n32768_hq64_hk8_d128_causal_bf16 --ranks 4\n"

@@ -18,6 +18,8 @@ struct Copy {
 struct Machine {
   std::string name{}, source{};
   std::vector<Copy> copies{};        // from a rank to another, alone; by rising size
+  std::vector<Copy> far{};           // the same between nodes, by links of their own
+  int node = 0;                      // ranks of a node, which follow each other; 0: all
   double both_ways = 1;              // times a copy's, where another goes the other way
   double flag = 0;                   // seconds from a copy's end to a kernel that sees it
   double forward = 0, backward = 0;  // operations a second of a pass
@@ -27,20 +29,23 @@ struct Machine {
 // Those that the library has numbers of.
 const std::vector<Machine>& machines();
 // Seconds of a copy: between two sizes, on the line through both; past the last, at its speed.
-double copy_seconds(const Machine& machine, double bytes);
+double copy_seconds(const std::vector<Copy>& copies, double bytes);
 
 struct Prediction {
-  double ideal = 0;    // all work divided by the ranks
-  double slowest = 0;  // of the rank that ends last
-  double busiest = 0;  // work of the rank that has most
+  double ideal = 0;      // all work divided by the ranks
+  double slowest = 0;    // of the rank that ends last
+  double busiest = 0;    // work of the rank that has most
+  double far_bytes = 0;  // that pass between nodes, of all ranks
   double exposed() const { return slowest - busiest; }
 };
 
-// One pass in which copy engines push the chunks of K and V, and a rank's one kernel begins with
-// its own keys and takes others' as they come; backward, partial dK and dV go home as soon as they
-// are ready, and half of the rank's own keys are left for last. Copies of a rank go one by one, at
-// each distance to another rank in turn. Left out: launches, the sums of arrived gradients, more
-// than one kind of link. Not compared with runs on GPUs yet (docs/scale-out.md).
+// One pass of ranks that copy as local() has them: forward, groups of heads work one after another
+// when their keys have come; backward, a rank works on half of its own keys, on others' as they
+// come, and on the other half, beside which sums go home. Copies of a rank go one by one. Between
+// nodes a chunk of K and V enters a node once, and sums of a node's ranks are added before they
+// leave it, which the library does not do yet: NCCL's messages come before and after its kernels.
+// Left out: launches, the adding of arrived sums, tiles that are not filled. Not compared with runs
+// on GPUs yet (docs/scale-out.md).
 Prediction predict(const Plan& plan, Phase phase, const Machine& machine);
 
 }  // namespace dist
