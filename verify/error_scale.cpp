@@ -269,7 +269,8 @@ class Backward {
         }
         dp_error[j] = std::sqrt(terms) + std::abs(dp[j]);
         dv.add(static_cast<std::int64_t>(j), z * p[j],
-               z * (std::max(p[j], smallest) + p[j] * std::hypot(score_error[j], lse_error)),
+               z * (std::max(p[j], smallest) +
+                    p[j] * std::sqrt(square(score_error[j]) + square(lse_error))),
                d_o[i]);
       }
       double d = -d_lse(head, i);
@@ -311,7 +312,8 @@ class Backward {
                                       std::abs(problem_.scale()) * smallest) +
                              std::abs(problem_.scale() * dt) * slope_error;
         dq.add(i, value, error + std::abs(value) * score_error[j], head.k[key]);
-        dk.add(key, value, error + std::abs(value) * std::hypot(score_error[j], lse_error),
+        dk.add(key, value,
+               error + std::abs(value) * std::sqrt(square(score_error[j]) + square(lse_error)),
                head.q[i]);
         for (std::size_t c = 0; c < shared.size(); ++c) {
           shared[c] += s_slope * p[j] * d_error * head.k[key][c];
