@@ -6,6 +6,7 @@
 
 #include "attn/error.hpp"
 #include "attn/machine.hpp"
+#include "core/first_made.hpp"
 #include "core/validate/enumerator.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/tile_ops.hpp"
@@ -16,18 +17,33 @@ extern const TileOps kPortableOps;
 #if defined(ATTN_X86_KERNELS)
 extern const TileOps kAvx2Ops;
 extern const TileOps kAvx512Ops[2];
-extern const TileOps kAvx512Bf16Ops;
-extern const TileOps kAmxBf16Ops;
+extern const OperandVerbs kAvx512Bf16Ops;
+extern const OperandVerbs kAmxBf16Ops;
+
+namespace {
+
+// A table of bf16 operands. Compiling the verbs of f32 for it again took as long as all of its own
+// four times over.
+TileOps with_f32_verbs(const OperandVerbs& own) {
+  TileOps ops = kAvx512Ops[0];
+  static_cast<OperandVerbs&>(ops) = own;
+  return ops;
+}
+
+}  // namespace
 #endif
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
 #if defined(ATTN_X86_KERNELS)
   const TileOps& avx512 = kAvx512Ops[__builtin_cpu_is("intel") != 0 ? 1 : 0];
+  static constinit core::FirstMade<const TileOps> amx_bf16, avx512_bf16;
   switch (isa) {
     case InstructionSet::amx_bf16:
-      return operand == DType::bf16 ? kAmxBf16Ops : avx512;
+      if (operand != DType::bf16) return avx512;
+      return amx_bf16.get([] { return with_f32_verbs(kAmxBf16Ops); });
     case InstructionSet::avx512_bf16:
-      return operand == DType::bf16 ? kAvx512Bf16Ops : avx512;
+      if (operand != DType::bf16) return avx512;
+      return avx512_bf16.get([] { return with_f32_verbs(kAvx512Bf16Ops); });
     case InstructionSet::avx512:
       return avx512;
     case InstructionSet::avx2:

@@ -134,7 +134,8 @@ struct FewRowsVerbs {
                    float* c, int ld);
 };
 
-struct TileOps {
+// The verbs that differ with the operand type.
+struct OperandVerbs {
   InstructionSet isa;
   DType operand;     // f32 or bf16
   int rows;          // of a Q block
@@ -159,29 +160,17 @@ struct TileOps {
   // and both up to the end of a block of 32 keys.
   void (*pack_v)(const std::byte* const* row, int keys, int dim, CacheType source,
                  const float* scale, void* v);
-  // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
-  void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
-                   std::byte* const* row, int count);
-
   // x of WeightedRows, up to `rows` of them; bf16: pairs of rows, as words of P and dS hold them.
   void (*pack_rows)(const std::byte* const* row, int count, int dim, DType source, void* x);
 
   // Whether `floats` words (f32, or bf16 pairs) of what pack_v wrote hold no infinity and no NaN;
   // a multiple of 16.
   bool (*all_finite)(const void* packed, int floats);
-  // Bit j: row[j][0, dim) holds an infinity or a NaN; count <= kBlockK, no row is null.
-  std::uint64_t (*nonfinite_rows)(const std::byte* const* row, int count, int dim,
-                                  CacheType source);
-
-  // row[0, dim) <- factor * x[0, dim), rounded to `target`.
-  void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
 
   // --- Forward ---
   // s[key][row] <- sum_d k[key][d] q_t[d][row] for each of `tiles` Q blocks. An element's sum is
   // the same whatever is computed beside it.
   void (*scores)(const ScoreTile* tile, int tiles, const void* k, int keys, int dim);
-  // row_max[row] <- max over keys of s.
-  void (*row_max)(const float* s, int keys, float* row_max);
   // Online softmax: m' = max(m, row_max), alpha = 2^(c (m - m')), p = 2^(c (s - m')), l <- alpha l
   // + sum p, m <- m'. c > 0. p takes the operand type ([keys][rows], bf16: [ceil(keys / 2)][rows]
   // pairs); f32 p may be s. keep: one bit a row for each key, or null; dropped elements of p are
@@ -191,6 +180,47 @@ struct TileOps {
   // o_t[d][row] <- alpha[row] o_t[d][row] + sum_key v[key][d] p[key][row] for each of `tiles` Q
   // blocks, with the same promise.
   void (*accumulate)(const OutputTile* tile, int tiles, const void* v, int keys, int dim);
+
+  // --- Backward ---
+  // p[key][row] <- e^(scale s - lse[row]), 0 where s is -inf whatever lse; s may be p. scale > 0.
+  // Where P is rounded to bf16 it may be good to 3e-6 only.
+  void (*probabilities)(const float* s, int keys, float scale, const float* lse, float* p);
+  // P and dS, [key][rows], as the products take them: p_rows, ds_rows <- bf16 [key][rows] for
+  // accumulate_rows, ds_pairs <- bf16 [ceil(keys / 2)][rows] pairs of keys for accumulate. Rows
+  // from count on are zeros, and with AMX keys up to a multiple of 32, and lane i of both vectors
+  // makes a pair of rows. Null for f32 operands, which are taken as they are.
+  void (*round_gradients)(const float* p, const float* ds, int keys, int count, void* p_rows,
+                          void* ds_rows, void* ds_pairs);
+  // What probabilities, score_gradient without dropout and round_gradients leave in p_rows, ds_rows
+  // and ds_pairs, in one pass, to the bit; s and dp may be changed. Null where there is none.
+  void (*softmax_gradient)(float* s, float* dp, int keys, int count, float scale, const float* lse,
+                           const float* delta, void* p_rows, void* ds_rows, void* ds_pairs);
+  // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the
+  // other; ld = leading_dim(dim). AMX changes g up to a multiple of 32 keys, where t is zero: by
+  // nothing, if g is a number.
+  void (*accumulate_rows)(const WeightedRows* block, int blocks, int keys, int dim, float* g);
+
+  ProductVerbs product;  // between enter() and leave()
+  FewRowsVerbs few_rows;
+
+  // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
+  double (*peak_flops)(double seconds);
+};
+
+// A whole table. These verbs work on f32 whatever the operand type, so that tables of bf16 operands
+// share them with the table of f32.
+struct TileOps : OperandVerbs {
+  // row[r][0, dim) <- o_t[dim][r] * factor[r], rounded to `target`; null rows are skipped.
+  void (*unpack_o)(const float* o_t, int dim, const float* factor, DType target,
+                   std::byte* const* row, int count);
+  // Bit j: row[j][0, dim) holds an infinity or a NaN; count <= kBlockK, no row is null.
+  std::uint64_t (*nonfinite_rows)(const std::byte* const* row, int count, int dim,
+                                  CacheType source);
+  // row[0, dim) <- factor * x[0, dim), rounded to `target`.
+  void (*store_row)(const float* x, int dim, float factor, DType target, std::byte* row);
+
+  // row_max[row] <- max over keys of s.
+  void (*row_max)(const float* s, int keys, float* row_max);
   // keep[key - key0] bit row <- dropout keeps (row, key). key0 is a multiple of 32.
   void (*dropout_keep)(const DropoutTile& tile, int key0, int keys, std::uint32_t* keep);
 
@@ -206,9 +236,6 @@ struct TileOps {
   // dot[r] <- sum_d x[r][d] y[r][d], read where they lie; no row is null.
   void (*dot_rows)(const std::byte* const* x, const std::byte* const* y, int count, int dim,
                    DType source, float* dot);
-  // p[key][row] <- e^(scale s - lse[row]), 0 where s is -inf whatever lse; s may be p. scale > 0.
-  // Where P is rounded to bf16 it may be good to 3e-6 only.
-  void (*probabilities)(const float* s, int keys, float scale, const float* lse, float* p);
   // ds <- p (keep_scale keep dp - delta[row]), 0 where p is 0 whatever dp and delta; p <- keep p.
   // keep null: all kept and keep_scale 1.
   void (*score_gradient)(float* p, const float* dp, int keys, const std::uint32_t* keep,
@@ -220,20 +247,6 @@ struct TileOps {
   // count hold anything, and take no part in sums over rows.
   void (*sum_gradient)(const float* ds, const float* factor, int keys, int count,
                        expr::Dependence by, double* sums);
-  // P and dS, [key][rows], as the products take them: p_rows, ds_rows <- bf16 [key][rows] for
-  // accumulate_rows, ds_pairs <- bf16 [ceil(keys / 2)][rows] pairs of keys for accumulate. Rows
-  // from count on are zeros, and with AMX keys up to a multiple of 32, and lane i of both vectors
-  // makes a pair of rows. Null for f32 operands, which are taken as they are.
-  void (*round_gradients)(const float* p, const float* ds, int keys, int count, void* p_rows,
-                          void* ds_rows, void* ds_pairs);
-  // What probabilities, score_gradient without dropout and round_gradients leave in p_rows, ds_rows
-  // and ds_pairs, in one pass, to the bit; s and dp may be changed. Null where there is none.
-  void (*softmax_gradient)(float* s, float* dp, int keys, int count, float scale, const float* lse,
-                           const float* delta, void* p_rows, void* ds_rows, void* ds_pairs);
-  // g[key][ld] += sum_row t[key][row] x[row][ld] over the rows of `blocks` Q blocks, one after the
-  // other; ld = leading_dim(dim). AMX changes g up to a multiple of 32 keys, where t is zero: by
-  // nothing, if g is a number.
-  void (*accumulate_rows)(const WeightedRows* block, int blocks, int keys, int dim, float* g);
 
   // --- Decoding: few rows, dims in lanes, K and V read where they lie. Scores are [key][stride],
   // --- stride = decode_row_stride(count).
@@ -255,13 +268,8 @@ struct TileOps {
                             const std::byte* const* ahead, int keys, int dim, CacheType source,
                             const float* alpha, float* o);
 
-  ProductVerbs product;  // between enter() and leave()
-  FewRowsVerbs few_rows;
   VerbsF64 f64;  // of tables for f32 operands
   AppendVerb append;
-
-  // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
-  double (*peak_flops)(double seconds);
 };
 
 // enter() and leave() of a task.

@@ -57,7 +57,8 @@ HeadTimes times_of(const PlanData& plan, Phase phase) {
 std::vector<HeadGroup> head_groups(const PlanData& plan, Phase phase) {
   const Problem& p = plan.problem;
   const HeadTimes t = times_of(plan, phase);
-  if (is_one_call(p, phase) || p.heads_k < 2 || t.copy == 0) return {{0, p.heads_k, false}};
+  const std::vector<HeadGroup> one{{0, p.heads_k, false}};
+  if (phase == Phase::backward || is_one_call(p) || p.heads_k < 2 || t.copy == 0) return one;
   std::int64_t rows = 0;
   for (const RowList& of_rank : plan.rows) rows = std::max(rows, count(of_rank));
   const std::int64_t lines = plan.q.packed ? 1 : p.batch;
@@ -80,10 +81,7 @@ std::vector<HeadGroup> head_groups(const PlanData& plan, Phase phase) {
     arrives += static_cast<double>(next) * t.copy;
     ends = std::max(ends, arrives) + static_cast<double>(next) * t.work;
   }
-  const std::int64_t rest = p.heads_k - done;
-  const std::int64_t last = phase == Phase::backward && rest >= 2 * first ? first : 0;
-  if (rest > last) groups.push_back({done, rest - last, false});
-  if (last > 0) groups.push_back({p.heads_k - last, last, false});
+  if (done < p.heads_k) groups.push_back({done, p.heads_k - done, false});
   return groups;
 }
 

@@ -1,18 +1,22 @@
-// AMX tiles for bf16 operands. f32 problems run on the avx512 table.
+// AMX tiles for bf16 operands. f32 problems run on the avx512 table, whose verbs of f32 serve here
+// too (dispatch.cpp).
 #define ATTN_ISA amx_bf16
 #define ATTN_VECTOR_BYTES 64
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/amx_backward.hpp"
+#include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/matmul_amx.hpp"
 #include "cpu/kernels/matmul_few_rows_amx.hpp"
-#include "cpu/kernels/table.hpp"
+#include "cpu/kernels/products.hpp"
 
 namespace attn::cpu {
 namespace amx_bf16 {
 
-static constexpr TileOps amx_ops() {
-  TileOps ops = f32_ops(InstructionSet::amx_bf16);
+static constexpr OperandVerbs amx_ops() {
+  OperandVerbs ops{};
+  ops.isa = InstructionSet::amx_bf16;
   ops.operand = DType::bf16;
+  ops.rows = kRows;
   ops.dim_multiple = kTileDepth;
   ops.q_blocks = 1;
   ops.enter = configure_tiles;
@@ -37,6 +41,6 @@ static constexpr TileOps amx_ops() {
 
 }  // namespace amx_bf16
 
-extern const TileOps kAmxBf16Ops;
-const TileOps kAmxBf16Ops = amx_bf16::amx_ops();
+extern const OperandVerbs kAmxBf16Ops;
+const OperandVerbs kAmxBf16Ops = amx_bf16::amx_ops();
 }  // namespace attn::cpu

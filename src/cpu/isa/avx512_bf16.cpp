@@ -1,16 +1,22 @@
-// AVX-512 with VDPBF16PS: bf16 operands. f32 problems run on the avx512 table.
+// AVX-512 with VDPBF16PS: bf16 operands. f32 problems run on the avx512 table, whose verbs of f32
+// serve here too (dispatch.cpp).
 #define ATTN_ISA avx512_bf16
 #define ATTN_VECTOR_BYTES 64
 #include "cpu/kernels/bf16.hpp"
+#include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/matmul_bf16.hpp"
-#include "cpu/kernels/table.hpp"
+#include "cpu/kernels/matmul_few_rows.hpp"
 
 namespace attn::cpu {
 namespace avx512_bf16 {
 
-static constexpr TileOps bf16_ops() {
-  TileOps ops = f32_ops(InstructionSet::avx512_bf16);
+static constexpr OperandVerbs bf16_ops() {
+  OperandVerbs ops{};
+  ops.isa = InstructionSet::avx512_bf16;
   ops.operand = DType::bf16;
+  ops.rows = kRows;
+  ops.dim_multiple = 1;
+  ops.q_blocks = kRegisterBlocks;
   ops.pack_q = pack_q_bf16;
   ops.pack_k = pack_k_bf16;
   ops.pack_v = pack_v_bf16;
@@ -19,6 +25,7 @@ static constexpr TileOps bf16_ops() {
   ops.softmax = softmax_bf16;
   ops.accumulate = accumulate<Bf16Operand>;
   ops.pack_rows = pack_weighted_rows_bf16;
+  ops.probabilities = probabilities;
   ops.round_gradients = round_gradients;
   ops.accumulate_rows = accumulate_rows<Bf16Operand>;
   ops.product = product_bf16();
@@ -29,6 +36,6 @@ static constexpr TileOps bf16_ops() {
 
 }  // namespace avx512_bf16
 
-extern const TileOps kAvx512Bf16Ops;
-const TileOps kAvx512Bf16Ops = avx512_bf16::bf16_ops();
+extern const OperandVerbs kAvx512Bf16Ops;
+const OperandVerbs kAvx512Bf16Ops = avx512_bf16::bf16_ops();
 }  // namespace attn::cpu

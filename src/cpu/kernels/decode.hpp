@@ -313,17 +313,17 @@ ATTN_INLINE void with_row_count(int count, const Body& body) {
   }
 }
 
-static void decode_scores(const float* q, int count, const std::byte* const* k,
-                          const std::byte* const* ahead, int keys, int dim, CacheType source,
-                          float* s) {
+static inline void decode_scores(const float* q, int count, const std::byte* const* k,
+                                 const std::byte* const* ahead, int keys, int dim, CacheType source,
+                                 float* s) {
   with_cache_type(source, [&]<CacheType kSource>() {
     decode_scores_of<kSource>(q, count, k, ahead, keys, dim, s);
   });
 }
 
-static void decode_accumulate(const float* p, int count, const std::byte* const* v,
-                              const std::byte* const* ahead, int keys, int dim, CacheType source,
-                              const float* alpha, float* o) {
+static inline void decode_accumulate(const float* p, int count, const std::byte* const* v,
+                                     const std::byte* const* ahead, int keys, int dim,
+                                     CacheType source, const float* alpha, float* o) {
   ask_for(ahead, keys, static_cast<int>(core::row_bytes(source, dim)));
   with_cache_type(source, [&]<CacheType kSource>() {
     with_row_count(count, [&]<int kCount>() {

@@ -81,8 +81,8 @@ static std::uint64_t nonfinite_plain_rows(const std::byte* const* row, int count
   return rows;
 }
 
-static std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim,
-                                    CacheType source) {
+static inline std::uint64_t nonfinite_rows(const std::byte* const* row, int count, int dim,
+                                           CacheType source) {
   switch (source) {
     case CacheType::bf16:
       return nonfinite_plain_rows(row, count, dim, DType::bf16);

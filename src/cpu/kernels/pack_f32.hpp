@@ -45,8 +45,8 @@ ATTN_INLINE void transpose(F (&x)[kCount]) {
   }
 }
 
-static void pack_q_f32(const std::byte* const* row, int count, int dim, CacheType source,
-                       const float* scales, float scale, void* q_t) {
+static inline void pack_q_f32(const std::byte* const* row, int count, int dim, CacheType source,
+                              const float* scales, float scale, void* q_t) {
   float* out = static_cast<float*>(q_t);
   for (int r0 = 0; r0 < kRows; r0 += kLanes) {
     if (r0 >= count) {
@@ -83,13 +83,13 @@ static void pack_rows_f32(const std::byte* const* row, int keys, int dim, CacheT
   }
 }
 
-static void pack_weighted_rows_f32(const std::byte* const* row, int count, int dim, DType source,
-                                   void* x) {
+static inline void pack_weighted_rows_f32(const std::byte* const* row, int count, int dim,
+                                          DType source, void* x) {
   pack_rows_f32(row, count, dim, core::cache_type(source), nullptr, x);
 }
 
-static void unpack_o(const float* o_t, int dim, const float* factor, DType target,
-                     std::byte* const* row, int count) {
+static inline void unpack_o(const float* o_t, int dim, const float* factor, DType target,
+                            std::byte* const* row, int count) {
   for (int r0 = 0; r0 < count; r0 += kLanes) {
     const F scale = load(factor + r0);
     for (int d0 = 0; d0 < dim; d0 += kLanes) {
@@ -106,7 +106,8 @@ static void unpack_o(const float* o_t, int dim, const float* factor, DType targe
   }
 }
 
-static void store_row_f32(const float* x, int dim, float factor, DType target, std::byte* row) {
+static inline void store_row_f32(const float* x, int dim, float factor, DType target,
+                                 std::byte* row) {
   for (int d = 0; d < dim; d += kLanes) {
     store_row(row, d, dim - d < kLanes ? dim - d : kLanes, target, load(x + d) * set1(factor));
   }

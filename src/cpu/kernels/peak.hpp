@@ -47,7 +47,7 @@ ATTN_INLINE double run_peak(double seconds, double flops_per_step, const Step& s
   return flops_per_step * kChains * kSteps / best * seconds;
 }
 
-static double peak_flops_f32(double seconds) {
+static inline double peak_flops_f32(double seconds) {
   F a = set1(0.5f);
   F b = set1(0.25f);
   ATTN_OPAQUE(a);

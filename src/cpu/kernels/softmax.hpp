@@ -9,7 +9,7 @@
 
 namespace attn::cpu::ATTN_ISA {
 
-static void row_max(const float* s, int keys, float* out) {
+static inline void row_max(const float* s, int keys, float* out) {
   constexpr int kUnroll = 4;  // a maximum takes 4 cycles and two start in each
   for (int v = 0; v < kVectors; ++v) {
     F m[kUnroll];
@@ -83,7 +83,8 @@ ATTN_INLINE bool any_nan(F x) {
 #endif
 }
 
-static void probabilities(const float* s, int keys, float scale, const float* lse, float* p) {
+static inline void probabilities(const float* s, int keys, float scale, const float* lse,
+                                 float* p) {
   const F factor = set1(scale);
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
@@ -112,8 +113,8 @@ ATTN_INLINE F where_not_zero(F weight, F x) {
 #endif
 }
 
-static void score_gradient(float* p, const float* dp, int keys, const std::uint32_t* keep,
-                           float keep_scale, const float* delta, float* ds) {
+static inline void score_gradient(float* p, const float* dp, int keys, const std::uint32_t* keep,
+                                  float keep_scale, const float* delta, float* ds) {
   const F scale = set1(keep_scale);
   for (int v = 0; v < kVectors; ++v) {
     const int lane = v * kLanes;
@@ -131,7 +132,7 @@ static void score_gradient(float* p, const float* dp, int keys, const std::uint3
   }
 }
 
-static void multiply_gradient(const float* factor, int keys, float* ds) {
+static inline void multiply_gradient(const float* factor, int keys, float* ds) {
   for (int i = 0; i < keys * kRows; i += kLanes) {
     const F gradient = load(ds + i);
     store(ds + i, select(gradient == 0.0f, F{}, gradient * load(factor + i)));
