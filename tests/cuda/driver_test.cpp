@@ -341,7 +341,9 @@ TEST_F(Driver, KernelsAreCompiledSideBySide) {
     const std::size_t factor = 10 + std::min(i, kKernels - 2);
     requests.push_back({scale_source(std::to_string(factor)), &kernels[i]});
   }
+  fake->compile_together = 2;
   get_kernels(0, requests, {});
+  fake->compile_together = 1;
   EXPECT_EQ(fake->compilations, 4);
   EXPECT_GT(fake->most_compiling, 1);
   EXPECT_EQ(kernels[0], known);

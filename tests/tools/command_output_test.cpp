@@ -134,7 +134,7 @@ TEST_F(CommandOutput, InterruptKeepsFinishedRowsAndClearsTheProgressLine) {
   ::close(terminal_end);
   // Until the table has its header and one row, and the bar of the next row is drawn.
   std::string table, screen;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(600);
   const auto read_some = [](int from, std::string& to) {
     char bytes[4096];
     const ssize_t count = ::read(from, bytes, sizeof bytes);

@@ -45,6 +45,7 @@ struct FakeDriver {
   int nvrtc_major = 13;
   std::atomic<int> compilations{0};
   std::atomic<int> compiling{0}, most_compiling{0};  // at the same time
+  std::atomic<int> compile_together{1};  // no compilation ends before so many have begun
 };
 
 // The primary context of a device, and another one of it.
