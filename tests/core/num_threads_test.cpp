@@ -205,7 +205,7 @@ TEST_F(NumThreads, AChildOfForkMayChooseAnother) {
   const pid_t child = fork();
   ASSERT_NE(child, -1);
   if (child == 0) {
-    alarm(20);  // ends a child that waits for ever
+    alarm(300);  // ends a child that waits for ever
     results();
     set_num_threads(7);
     std::_Exit(all_meet() ? 0 : 1);

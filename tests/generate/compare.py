@@ -34,7 +34,7 @@ CASES = [
 
 def run(program, model, options, texts, logits=None):
     command = [program, model, *options.split(), *(["--logits", logits] if logits else []), *texts]
-    return subprocess.run(command, capture_output=True, timeout=60)
+    return subprocess.run(command, capture_output=True, timeout=600)
 
 
 class Failed(Exception):
