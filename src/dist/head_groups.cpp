@@ -19,12 +19,9 @@ bool reads_head(const expr::Expr& e, std::set<const expr::Node*>& seen) {
   return std::ranges::any_of(e.node().args, [&](const auto& arg) { return reads_head(arg, seen); });
 }
 
-bool is_one_call(const Problem& p, Phase phase) {
+bool is_one_call(const Problem& p) {
   std::set<const expr::Node*> seen;
-  if (p.dropout.probability > 0 || reads_head(p.mask, seen) || reads_head(p.score, seen)) {
-    return true;
-  }
-  return phase == Phase::backward && !p.score.empty() && !expr::buffers(p.score).empty();
+  return p.dropout.probability > 0 || reads_head(p.mask, seen) || reads_head(p.score, seen);
 }
 
 // Seconds of a K, V head, of the rank with most.
@@ -32,7 +29,7 @@ struct HeadTimes {
   double work = 0, copy = 0;
 };
 
-HeadTimes times_of(const PlanData& plan, Phase phase) {
+HeadTimes times_of(const PlanData& plan) {
   const Problem& p = plan.problem;
   double area = 0;
   std::int64_t rows = 0;
@@ -48,7 +45,7 @@ HeadTimes times_of(const PlanData& plan, Phase phase) {
   const double sequences = plan.k.packed ? 1 : static_cast<double>(p.batch);
   const auto row_bytes =
       static_cast<double>(p.head_dim + p.head_dim_v) * static_cast<double>(size_of(p.dtype));
-  return {area * core::flops_per_element(p, phase) / (heads * plan.rates.flops),
+  return {area * core::flops_per_element(p, Phase::forward) / (heads * plan.rates.flops),
           sequences * static_cast<double>(rows) * row_bytes / plan.rates.bytes};
 }
 
@@ -56,7 +53,7 @@ HeadTimes times_of(const PlanData& plan, Phase phase) {
 
 std::vector<HeadGroup> head_groups(const PlanData& plan, Phase phase) {
   const Problem& p = plan.problem;
-  const HeadTimes t = times_of(plan, phase);
+  const HeadTimes t = times_of(plan);
   const std::vector<HeadGroup> one{{0, p.heads_k, false}};
   if (phase == Phase::backward || is_one_call(p) || p.heads_k < 2 || t.copy == 0) return one;
   std::int64_t rows = 0;
