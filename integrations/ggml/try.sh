@@ -3,11 +3,12 @@
 #   integrations/ggml/try.sh build LLAMA_CPP FOLDER        # the folder of llama.cpp's sources; a new or old build folder
 #   integrations/ggml/try.sh test FOLDER [PARAMETERS]      # test-backend-ops; PARAMETERS is a regular expression
 #   integrations/ggml/try.sh times FOLDER [THREADS]        # processor time of single operations, beside ggml's CPU backend
-#   integrations/ggml/try.sh bench FOLDER MODEL.gguf [THREADS]   # tokens a second, with and without
+#   integrations/ggml/try.sh tokens FOLDER MODEL.gguf [CACHE]    # tokens a second of processor time, with and without; f16 or q8_0
+#   integrations/ggml/try.sh bench FOLDER MODEL.gguf [THREADS]   # the same by llama-bench, of wall time: for an idle machine
 set -euo pipefail
 
 usage() {
-  sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+  sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 
@@ -56,6 +57,10 @@ case ${1:-} in
   build) [[ $# -eq 3 ]] || usage; build "$2" "$3" ;;
   test) [[ $# -ge 2 ]] || usage; run_tests "$2" "${3:-.}" ;;
   times) [[ $# -ge 2 ]] || usage; with_attn "$2" "$2/attn/ggml-attn-times" "${3:-1}" ;;
+  tokens)
+    [[ $# -ge 3 ]] || usage
+    "$2/attn/ggml-attn-tokens" "$3" "${4:-f16}"
+    with_attn "$2" "$2/attn/ggml-attn-tokens" "$3" "${4:-f16}" ;;
   bench) [[ $# -ge 3 ]] || usage; run_bench "$2" "$3" "${4:-1}" ;;
   *) usage ;;
 esac
