@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "attn/export.hpp"
@@ -35,19 +36,32 @@ DType storage_dtype(CacheType type) noexcept;
 // elements of q8_0 are 68 bytes.
 std::int64_t row_size(CacheType type, std::int64_t head_dim) noexcept;
 
+struct QuantizeOptions {
+  // So many consecutive rows of a head share a scale, where x is [..., seqlen, heads, head_dim].
+  std::int64_t block = 1;
+  // Incoherent processing (FlashAttention-3, section 3.3): each row x becomes H D x first, by which
+  // an outlier is spread over all columns. H is the matrix of AppendProblem::hadamard, and D
+  // negates columns at random, by this seed. Scores of Q and K that are rotated alike stay as they
+  // are.
+  std::optional<std::uint64_t> rotation{};
+};
+
 // to <- the rows of x, the last dimension, each element rounded to the nearest number that `type`
 // has, ties to even, and to its largest where it is larger.
 //
 // x: f32, bf16, f16 or f64, [..., head_dim]; to: storage_dtype(type), [..., row_size(type,
 // head_dim)]; the last dimension of both has stride 1, other strides are free. scale: f32 [...],
 // any strides, with e4m3 and i8 alone: written where it is given, for each row its largest
-// magnitude / 448 (127), 1 for a row of zeros; not given, the scale is 1. Blocks write theirs into
-// `to`, as ggml chooses them: of q8_0 the largest magnitude / 127, of q4_0 the number of largest
-// magnitude / -8, rounded to f16. A row that holds a number that is not finite gives bytes without
-// meaning.
+// magnitude / 448 (127), 1 for a row of zeros; not given, the scale is 1. Rows whose scale is one
+// number, along dimensions of stride 0 or in a block, share that of the largest magnitude of all of
+// them. Example: a scale for each sequence and head has stride 0 along seqlen. Blocks of q8_0 and
+// q4_0 write theirs into `to`, as ggml chooses them: of q8_0 the largest magnitude / 127, of q4_0
+// the number of largest magnitude / -8, rounded to f16. A number that is not finite makes the bytes
+// of all rows that share its scale meaningless.
 //
 // All memory is of the CPU; it runs on the calling thread. `to` and `scale` overlap nothing. Throws
 // Error(invalid_argument) before anything is written. Thread-safe.
-void quantize(const Tensor& x, CacheType type, const Tensor& to, const Tensor& scale = {});
+void quantize(const Tensor& x, CacheType type, const Tensor& to, const Tensor& scale = {},
+              const QuantizeOptions& options = {});
 
 }  // namespace attn

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/cache_type.hpp"
+#include "core/hadamard.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/device/kernels/append_kv_params.cuh"
 #include "cuda/driver/device.hpp"

@@ -6,6 +6,7 @@
 
 #include "core/cache_type.hpp"
 #include "core/cached_rows.hpp"
+#include "core/hadamard.hpp"
 #include "core/tensor/element.hpp"
 
 namespace attn::reference {
@@ -58,17 +59,7 @@ std::vector<double> transformed(const core::AppendCall& call, const core::Append
     first = a * cos - b * sin;
     second = a * sin + b * cos;
   }
-  const std::int64_t size = part.hadamard ? core::hadamard_size(dim) : 1;
-  for (std::int64_t step = 1; step < size; step *= 2) {
-    for (std::int64_t i = 0; i < dim; ++i) {
-      if ((i & step) != 0) continue;
-      const Real a = at(i), b = at(i + step);
-      at(i) = a + b;
-      at(i + step) = a - b;
-    }
-  }
-  const Real norm = 1 / std::sqrt(static_cast<Real>(size));
-  for (Real& value : x) value *= norm;
+  core::hadamard<Real>(x, part.hadamard ? core::hadamard_size(dim) : 1);
   return {x.begin(), x.end()};
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +18,8 @@
 #include "attn/run.hpp"
 #include "conformance/support.hpp"
 #include "core/cached_rows.hpp"
+#include "core/float8.hpp"
+#include "core/hadamard.hpp"
 #include "verify/conformance.hpp"
 
 namespace attn {
@@ -339,6 +342,85 @@ TEST(Quantize, RoundsToTheNearestNumberOfTheType) {
   }
 }
 
+// Rows that share a scale have that of the largest of them: along dimensions of stride 0, in
+// blocks.
+TEST(Quantize, RowsMayShareAScale) {
+  constexpr std::int64_t kRows = 5, kHeads = 2, kDim = 16;
+  std::mt19937 random(12);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(kRows * kHeads * kDim);
+  for (float& value : x) value = normal(random);
+  const auto largest = [&](std::int64_t row, std::int64_t end, std::int64_t head) {
+    float most = 0;
+    for (; row < end; ++row) {
+      for (std::int64_t i = 0; i < kDim; ++i) {
+        const std::int64_t at = (row * kHeads + head) * kDim + i;
+        most = std::max(most, std::abs(x[static_cast<std::size_t>(at)]));
+      }
+    }
+    return double{most};
+  };
+  std::vector<std::uint8_t> to(x.size());
+  std::vector<float> scale(kRows * kHeads);
+  const auto scales = [&](std::array<std::int64_t, 2> strides, std::int64_t block) {
+    Tensor of = tensor(scale.data(), {kRows, kHeads});
+    of.strides = {strides[0], strides[1], 0, 0};
+    std::fill(scale.begin(), scale.end(), kNaN);
+    quantize(tensor(x.data(), {kRows, kHeads, kDim}), CacheType::e4m3,
+             tensor(to.data(), {kRows, kHeads, kDim}), of, {.block = block, .rotation = {}});
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const auto row = static_cast<std::int64_t>(i) / kDim;
+      const double factor =
+          scale[static_cast<std::size_t>(row / kHeads * strides[0] + row % kHeads * strides[1])];
+      const double value = core::float8_value(to[i], Float8::e4m3) * factor;
+      EXPECT_LE(std::abs(value - x[i]),
+                std::max(std::abs(x[i]) * 0x1p-4, factor * 0x1p-10) * 1.001);
+    }
+  };
+  scales({0, 1}, 1);  // a head
+  for (std::int64_t h = 0; h < kHeads; ++h) {
+    EXPECT_EQ(scale[static_cast<std::size_t>(h)], static_cast<float>(largest(0, kRows, h) / 448));
+  }
+  scales({0, 0}, 1);  // all
+  EXPECT_EQ(scale[0],
+            static_cast<float>(std::max(largest(0, kRows, 0), largest(0, kRows, 1)) / 448));
+  scales({kHeads, 1}, 3);  // rows 0 to 2, 3 and 4
+  for (std::int64_t i = 0; i < kRows; ++i) {
+    for (std::int64_t h = 0; h < kHeads; ++h) {
+      const double most = i < 3 ? largest(0, 3, h) : largest(3, kRows, h);
+      EXPECT_EQ(scale[static_cast<std::size_t>(i * kHeads + h)], static_cast<float>(most / 448));
+    }
+  }
+}
+
+// H D x by its definition: the entries of H, and the signs of the generator.
+TEST(Quantize, RotationIsTheHadamardMatrixOverRandomSigns) {
+  constexpr std::int64_t kDim = 24, kSize = 8;
+  constexpr std::uint64_t kSeed = 1234567;
+  std::mt19937 random(13);
+  std::normal_distribution<double> normal;
+  std::vector<double> x(kDim), got(kDim);
+  for (double& value : x) value = normal(random);
+  quantize(tensor(x.data(), {kDim}), CacheType::f64, tensor(got.data(), {kDim}), {},
+           {.block = 1, .rotation = kSeed});
+  // The first numbers of SplitMix64 that starts at 1234567, as its authors' code prints them.
+  constexpr std::uint64_t kNumbers[] = {6457827717110365317u, 3203168211198807973u,
+                                        9817491932198370423u, 4593380528125082431u,
+                                        16408922859458223821u};
+  for (std::int64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(core::negates_column(kSeed, i), kNumbers[i] >> 63 != 0);
+  }
+  for (std::int64_t i = 0; i < kDim; ++i) {
+    double sum = 0;
+    for (std::int64_t j = i / kSize * kSize; j < (i / kSize + 1) * kSize; ++j) {
+      const bool minus = std::popcount(static_cast<std::uint64_t>(i & j & (kSize - 1))) % 2 != 0;
+      const double d = core::negates_column(kSeed, j) ? -1 : 1;
+      sum += (minus ? -1 : 1) * d * x[static_cast<std::size_t>(j)];
+    }
+    EXPECT_NEAR(got[static_cast<std::size_t>(i)], sum / std::sqrt(double{kSize}), 1e-14);
+  }
+}
+
 TEST(Quantize, RefusesByName) {
   std::vector<float> x(64, 1.0f), scale(2, 3.0f);
   std::vector<std::uint8_t> to(128, 7);
@@ -361,6 +443,13 @@ TEST(Quantize, RefusesByName) {
   refused(rows, CacheType::q8_0, bytes(34), tensor(scale.data(), {2}), "scale is f32[2]");
   refused(rows, CacheType::i8, bytes(32), tensor(scale.data(), {1}), "scale is f32[1]");
   refused({}, CacheType::i8, bytes(32), {}, "x ");
+  const auto refused_block = [&](std::int64_t block, const Tensor& factors) {
+    EXPECT_THROW(
+        quantize(rows, CacheType::i8, bytes(32), factors, {.block = block, .rotation = {}}), Error);
+    for (const std::uint8_t byte : to) ASSERT_EQ(byte, 7);
+  };
+  refused_block(0, tensor(scale.data(), {2}));
+  refused_block(2, tensor(scale.data(), {2}));  // x has no heads
   EXPECT_EQ(scale, (std::vector<float>{3, 3}));
 }
 

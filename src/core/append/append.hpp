@@ -84,7 +84,5 @@ struct AppendRows {
 
 // The scale by which rows of a head are divided, where none is chosen: 1 where none is given.
 float given_scale(const AppendPart& part, std::int64_t head);
-// The size of the blocks that the Hadamard rotation of a row of `dim` elements has.
-constexpr std::int64_t hadamard_size(std::int64_t dim) { return dim & -dim; }
 
 }  // namespace attn::core

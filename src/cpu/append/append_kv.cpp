@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "core/cache_type.hpp"
+#include "core/hadamard.hpp"
 #include "core/tensor/element.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/tile_ops.hpp"
