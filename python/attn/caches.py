@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from .types import Array
 
 
-def quantize(x: Array, type: str, out: Array, scale: Array | None = None) -> Any:
+def quantize(
+    x: Array,
+    type: str,
+    out: Array,
+    scale: Array | None = None,
+    *,
+    scales: str = "row",
+    block: int = 128,
+    rotate: int | None = None,
+) -> Any:
     """Writes the rows of x, each element rounded to the nearest number of a cache's type.
 
     >>> import attn, numpy as np
@@ -29,6 +38,13 @@ def quantize(x: Array, type: str, out: Array, scale: Array | None = None) -> Any
             x; of blocks uint8 with 34 ("q8_0") or 18 ("q4_0") bytes for 32 elements.
         scale: Written where it is given, float32 `[...]`, with "e4m3" and "i8" alone: what the
             elements of a row are divided by, its largest magnitude / 448 (127). Not given, 1.
+        scales: Which rows share a scale, that of the largest of them: "row", none; "block",
+            `block` neighbours along seqlen, each of which gets it; "head", all of a sequence and
+            head, and scale is `[..., heads]`; "tensor", all, and scale is `[1]`. x is `[...,
+            seqlen, heads, head_dim]` of "block" and "head".
+        rotate: A seed: rows are multiplied by a random orthogonal matrix first, by which outliers
+            are spread over all columns (incoherent processing, FlashAttention-3). Scores of q and
+            k that are rotated by one seed stay as they are.
 
     Returns:
         `out`.
@@ -36,7 +52,15 @@ def quantize(x: Array, type: str, out: Array, scale: Array | None = None) -> Any
     Raises:
         attn.InvalidArgument: names the argument, its value and what is accepted.
     """
-    _attn.quantize(x, cache_type("type", type), out, scale)
+    if scales not in ("row", "block", "head", "tensor"):
+        raise InvalidArgument(
+            f"scales is {scales!r}; accepted are 'row', 'block', 'head' and 'tensor'"
+        )
+    if scales != "row" and scale is None:
+        raise InvalidArgument(f"scale is not given and scales is {scales!r}; accepted is an array")
+    rows = size_of("block", block) if scales == "block" else 1
+    seed = None if rotate is None else size_of("rotate", rotate)
+    _attn.quantize(x, cache_type("type", type), out, scale, scales, rows, seed)
     return out
 
 

@@ -8,7 +8,7 @@ from operator import index
 
 from . import _attn
 from .arrays import more_than_number
-from .cache_types import cache_type
+from .cache_types import type_tokens
 from .errors import InvalidArgument
 from .formula import Formula
 
@@ -36,7 +36,7 @@ OF_SEQUENCES = (
     "key_list",
 )
 OF_PREFIX = ("prefix_k", "prefix_v", "prefix_page_table")
-OF_CACHES = ("scale_k", "scale_v")
+OF_CACHES = ("scale_q", "scale_k", "scale_v")
 
 
 def refuse_more_than_number(name: str, value: Any) -> None:
@@ -373,8 +373,11 @@ def _make_options(
     prefix_v: Array | None = None,
     prefix_page_table: Array | None = None,
     seqlen_prefix: int | None = None,
+    type_q: str | None = None,
     type_k: str | None = None,
     type_v: str | None = None,
+    type_o: str | None = None,
+    scale_q: Array | None = None,
     scale_k: Array | None = None,
     scale_v: Array | None = None,
     layout: str | None = None,
@@ -431,10 +434,7 @@ def _make_options(
                 f"{'prefix_v' if prefix_k is None else 'prefix_k'} is given beside "
                 "prefix_page_table; accepted is a prefix in pages or in arrays of its own"
             )
-    if type_k is not None:
-        tokens.append(f"k({cache_type('type_k', type_k)})")
-    if type_v is not None:
-        tokens.append(f"v({cache_type('type_v', type_v)})")
+    tokens += type_tokens(type_q, type_k, type_v, type_o)
     tensors: dict[str, Array] = {}
     seed = offset = 0
     if type(dropout) is not float or dropout:  # an array is no condition
@@ -460,6 +460,7 @@ def _make_options(
         ("prefix_k", prefix_k),
         ("prefix_v", prefix_v),
         ("prefix_page_table", prefix_page_table),
+        ("scale_q", scale_q),
         ("scale_k", scale_k),
         ("scale_v", scale_v),
     ):

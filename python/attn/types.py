@@ -36,8 +36,11 @@ class Problem(TypedDict, total=False):
     prefix_v: Array | None
     prefix_page_table: Array | None
     seqlen_prefix: int | None
+    type_q: str | None
     type_k: str | None
     type_v: str | None
+    type_o: str | None
+    scale_q: Array | None
     scale_k: Array | None
     scale_v: Array | None
     layout: str | None

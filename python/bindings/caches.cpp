@@ -1,7 +1,10 @@
 // Rows in types of caches, and appending to them.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -98,7 +101,32 @@ nb::object append(const nb::dict& read, const nb::dict& written, const AppendPro
   return makes_q ? finished(q, out_q) : out_q.object;
 }
 
-void quantize_rows(nb::handle x, std::string_view type, nb::handle out, nb::handle scale) {
+// One scale for all, [1], or one for each sequence and head, [..., heads], as [..., seqlen, heads].
+Tensor of_each_row(const Tensor& scale, const Tensor& x, std::string_view scales) {
+  const bool of_all = scales == "tensor";
+  if (!of_all && scales != "head") return scale;
+  const auto axes = static_cast<std::size_t>(std::max(x.rank, 1)) - 1;
+  const auto without_seqlen = static_cast<std::int32_t>(axes) - 1;
+  if (of_all ? scale.rank != 1 || scale.shape[0] != 1 : axes < 2 || scale.rank != without_seqlen) {
+    throw Error(ErrorCode::invalid_argument,
+                "scale is " + to_string(scale) + " and x is " + to_string(x) + "; accepted of " +
+                    (of_all ? "scales='tensor' is f32[1]"
+                            : "scales='head' is f32[..., heads], x being [..., seqlen, heads, "
+                              "head_dim]"));
+  }
+  Tensor rows = scale;
+  rows.rank = static_cast<std::int32_t>(axes);
+  for (std::size_t axis = 0; axis < axes; ++axis) {
+    const bool shared = of_all || axis + 2 == axes;
+    const std::size_t own = axis + 1 == axes ? axis - 1 : axis;
+    rows.shape[axis] = shared ? x.shape[axis] : scale.shape[own];
+    rows.strides[axis] = shared ? 0 : scale.strides[own];
+  }
+  return rows;
+}
+
+void quantize_rows(nb::handle x, std::string_view type, nb::handle out, nb::handle scale,
+                   std::string_view of, std::int64_t block, std::optional<std::uint64_t> rotation) {
   DerivativeCheck check_derivative(Recording::refused);
   const Array from = view("x", x), to = writable_view("out", out);
   const Array scales = scale.is_none() ? Array{} : writable_view("scale", scale);
@@ -106,7 +134,9 @@ void quantize_rows(nb::handle x, std::string_view type, nb::handle out, nb::hand
   check_derivative("out", to);
   {
     const nb::gil_scoped_release released;
-    attn::quantize(from.tensor, parse_cache_type(type), to.tensor, scales.tensor);
+    attn::quantize(from.tensor, parse_cache_type(type), to.tensor,
+                   of_each_row(scales.tensor, from.tensor, of),
+                   {.block = block, .rotation = rotation});
   }
   note_written(to);
   if (scales.tensor.given()) note_written(scales);
@@ -116,7 +146,8 @@ void quantize_rows(nb::handle x, std::string_view type, nb::handle out, nb::hand
 
 void bind_caches(nb::module_& module) {
   using namespace nb::literals;  // NOLINT(google-build-using-namespace): only literals
-  module.def("quantize", &quantize_rows, "x"_a, "type"_a, "out"_a, "scale"_a = nb::none());
+  module.def("quantize", &quantize_rows, "x"_a, "type"_a, "out"_a, "scale"_a.none(), "scales"_a,
+             "block"_a, "rotation"_a.none());
   module.def(
       "append_kv",
       [](const nb::dict& read, const nb::dict& written, std::string_view type_k,

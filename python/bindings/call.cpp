@@ -20,6 +20,7 @@ Tensor* member(Inputs& inputs, std::string_view name) {
   if (name == "prefix_k") return &inputs.prefix_k;
   if (name == "prefix_v") return &inputs.prefix_v;
   if (name == "prefix_page_table") return &inputs.prefix_page_table;
+  if (name == "scale_q") return &inputs.scale_q;
   if (name == "scale_k") return &inputs.scale_k;
   if (name == "scale_v") return &inputs.scale_v;
   if (name == "sink") return &inputs.sink;
@@ -32,7 +33,7 @@ std::string accepted_dtypes(std::string_view name) {
   if (member(inputs, name) == nullptr || name == "prefix_k" || name == "prefix_v") {
     return "f32, bf16, f16 and f64";
   }
-  const bool is_float = name == "sink" || name == "scale_k" || name == "scale_v";
+  const bool is_float = name == "sink" || name.starts_with("scale_");
   return is_float ? "f32" : name == "rng_state" ? "i64" : "i32";
 }
 
@@ -134,7 +135,8 @@ Call::Call(const Options& options, nb::handle q, nb::handle k, nb::handle v, Rec
       k_(input("k", k)),
       v_(input("v", v)) {
   check_trace(recording);
-  if (!is_floating(q_.tensor.dtype)) refuse("q", q_, accepted_dtypes("q"));
+  if (has_type_q() && q_.is_bool) refuse("q", q_, "u8");
+  if (!has_type_q() && !is_floating(q_.tensor.dtype)) refuse("q", q_, accepted_dtypes("q"));
   if (k_.is_bool) refuse("k", k_, "the dtype of q, " + std::string(name(q_.tensor.dtype)));
   if (v_.is_bool) refuse("v", v_, "the dtype of q, " + std::string(name(q_.tensor.dtype)));
   check_layout();
@@ -235,8 +237,8 @@ void Call::take_tensors(const nb::dict& tensors) {
       refuse(name, array, accepted_dtypes(name));
     }
     *known = array.tensor;
-    // Laid out as K, without its last dimension.
-    if (options_.heads_first && known->rank == 3 && (name == "scale_k" || name == "scale_v")) {
+    // Laid out as Q or K, without its last dimension.
+    if (options_.heads_first && known->rank == 3 && name.starts_with("scale_")) {
       std::swap(known->shape[1], known->shape[2]);
       std::swap(known->strides[1], known->strides[2]);
     }
@@ -294,6 +296,8 @@ Tensor Call::ordered(const Array& array) const {
   return tensor;
 }
 
+bool Call::has_type_q() const { return options_.described.problem->type_q != CacheType::as_q; }
+
 std::vector<std::int64_t> Call::o_shape() const {
   const Tensor& q = q_.tensor;
   const Tensor& v = v_.tensor;
@@ -316,6 +320,15 @@ Array Call::result(std::string_view name, nb::handle given, ResultType type,
                    const std::vector<std::int64_t>& shape) {
   // Only the output has the rank of q and its dimensions, in their order.
   const Tensor* order = name == "out" ? &q_.tensor : nullptr;
+  if (given.is_none() && name == "out" && has_type_q()) {
+    const DType dtype = options_.described.problem->dtype;
+    if (dtype != DType::f32) {
+      throw Error(ErrorCode::invalid_argument,
+                  "out is not given and type_o is " + std::string(attn::name(dtype)) +
+                      "; accepted beside type_q is an array of that dtype, or type_o='f32'");
+    }
+    type = ResultType::float32;
+  }
   if (given.is_none()) return allocate(q_, type, shape, order);
   Array array = writable_view(name, given);
   check_derivative_(name, array);

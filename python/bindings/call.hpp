@@ -79,6 +79,7 @@ class Call {
   Tensor ordered(const Array& array) const;
   // Shapes of results in the caller's order; empty where q or v has no usable rank, which the
   // library then refuses.
+  bool has_type_q() const;
   std::vector<std::int64_t> o_shape() const;
   std::vector<std::int64_t> lse_shape() const;
   // An array that the call reads. Refused where PyTorch would have to follow a derivative.

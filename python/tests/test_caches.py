@@ -85,6 +85,67 @@ def test_attention_reads_what_the_cache_says(kind, layout):
     assert f"k({kind})" in plan.problem or f"kv({kind})" in plan.problem or kind == "f32"
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("scales", ["row", "block", "head", "tensor"])
+def test_queries_of_8_bits_are_what_they_say(scales, layout):
+    x, k = normal(B, M, H, D), normal(B, M, HK, D)
+    scale = np.zeros({"head": (B, H), "tensor": (1,)}.get(scales, (B, M, H)), np.float32)
+    q = attn.quantize(x, "e4m3", empty("e4m3", B, M, H), scale, scales=scales, block=16)
+    of_rows = scale[:, None] if scales == "head" else scale
+    of_rows = np.broadcast_to(of_rows if scales != "tensor" else scale[0], (B, M, H))
+    largest = np.abs(x).max(-1)
+    for b, i, h in ((0, 0, 0), (1, 20, 3), (1, 36, 1)):
+        shared = {
+            "row": largest[b, i, h],
+            "head": largest[b, :, h].max(),
+            "tensor": largest.max(),
+            "block": largest[b, i // 16 * 16 : i // 16 * 16 + 16, h].max(),
+        }[scales]
+        assert of_rows[b, i, h] == np.float32(shared / 448)
+    says = numbers("e4m3", q, of_rows)
+    assert np.abs(says - x).max() < 0.2
+    turn = (lambda t: np.swapaxes(t, 1, 2)) if layout == "bhsd" else lambda t: t
+    want = attn.attention(says.astype(np.float32), k, k)
+    options = {"type_q": "e4m3", "type_o": "f32", "layout": layout}
+    options["scale_q"] = scale if scales == "tensor" else turn(of_rows)
+    got = attn.attention(turn(q), turn(k), turn(k), **options)
+    assert got.dtype == np.float32
+    assert np.abs(turn(got) - want).max() < 2e-5
+    plan = attn.plan(turn(q), turn(k), turn(k), **options)
+    assert (plan(turn(q), turn(k), turn(k)) == got).all()
+    assert "q(e4m3)" in plan.problem
+
+
+def test_rotation_spreads_outliers_and_keeps_scores():
+    q, k = normal(B, N, H, D), normal(B, N, H, D)
+    q[..., 7] *= 50
+    rows = [attn.quantize(x, "f32", empty("f32", *x.shape[:-1]), rotate=5) for x in (q, k)]
+    assert np.abs(rows[0]).max() < np.abs(q).max() / 2
+    exact = np.einsum("bihd,bjhd->bhij", q, k)
+    assert np.abs(np.einsum("bihd,bjhd->bhij", *rows) - exact).max() < 1e-3
+    other = attn.quantize(k, "f32", empty("f32", B, N, H), rotate=6)
+    assert np.abs(other - rows[1]).max() > 0.1
+
+
+def test_refusals_of_8_bit_queries():
+    attend = attn.attention
+    q, k = np.zeros((B, N, H, D), np.uint8), normal(B, N, HK, D)
+    refused(["type_q is 'i8'"], attend, q, k, k, type_q="i8")
+    refused(["type_o is 'f64'"], attend, q, k, k, type_q="e4m3", type_o="f64")
+    refused(["type_o is 'f32' without type_q"], attend, k, k, k, type_o="f32")
+    refused(["out is not given", "bf16"], attend, q, k, k, type_q="e4m3")
+    refused(["q is u8"], attend, q, k, k)
+    refused(["q is f32"], attend, k, k, k, type_q="e4m3", type_o="f32")
+    refused(["scale_q"], attend, k, k, k, scale_q=np.ones(1, np.float32))
+    out, scale = empty("e4m3", B, N, HK), np.ones((B, N, HK), np.float32)
+    refused(["scales is 'row2'"], attn.quantize, k, "e4m3", out, scale, scales="row2")
+    refused(["scale is not given"], attn.quantize, k, "e4m3", out, scales="head")
+    refused(["f32[..., heads]"], attn.quantize, k, "e4m3", out, scale, scales="head")
+    refused(["f32[1]"], attn.quantize, k, "e4m3", out, scale, scales="tensor")
+    refused(["rotate is -1"], attn.quantize, k, "e4m3", out, scale, rotate=-1)
+    refused(["block is 0"], attn.quantize, k, "e4m3", out, scale, scales="block", block=0)
+
+
 def rotated(x, positions, inv_freq, interleaved=False):
     x = x.astype(np.float64)
     r = 2 * len(inv_freq)

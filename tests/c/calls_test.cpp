@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -148,6 +149,25 @@ TEST(CCalls, CachesInTypesOfTheirOwn) {
   EXPECT_OK(attn_forward(&problem, &in, &out, nullptr, nullptr));
   EXPECT_EQ(o, expected);
   EXPECT_NE(o[0], 9.0f);
+}
+
+TEST(CCalls, QueriesOf8BitsHaveAScale) {
+  std::vector<std::uint8_t> q{0x38, 0xb8, 0x30, 0x40};  // 1, -1, 0.5, 2
+  std::vector<float> k{1, 2, 3, 4, -1, 0, 2, 1}, scale_q{0.5f}, o(4, 9.0f), expected(4);
+  const Inputs inputs{.q = tensor(q.data(), {1, 1, 1, 4}),
+                      .k = tensor(k.data(), {1, 2, 1, 4}),
+                      .v = tensor(k.data(), {1, 2, 1, 4}),
+                      .scale_q = tensor(scale_q.data(), {1})};
+  forward(parse_problem("q(e4m3)_f32"), inputs, {.o = tensor(expected.data(), {1, 1, 1, 4})});
+  InC as;
+  const attn_inputs in = as.of(inputs);
+  const attn_outputs out = as.of(Outputs{.o = tensor(o.data(), {1, 1, 1, 4})});
+  attn_problem problem = none<attn_problem>();
+  problem.text = "q(e4m3)_f32";
+  EXPECT_OK(attn_forward(&problem, &in, &out, nullptr, nullptr));
+  EXPECT_EQ(o, expected);
+  const float weight = 1 / (1 + std::exp(-0.25f * (8.5f - 2)));  // scores 0.5 * (8.5, 2) / 2
+  EXPECT_NEAR(o[0], weight * 1 - (1 - weight), 1e-6f);
 }
 
 TEST(CCalls, OptionsChooseTheBackend) {

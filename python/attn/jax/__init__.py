@@ -82,7 +82,7 @@ def attention(
     Returns:
         `out`, or `(out, lse)`; lse is float32 `[batch, heads_q, seqlen_q]`, natural logarithm.
     """
-    for name in ("type_k", "type_v"):
+    for name in ("type_q", "type_k", "type_v"):
         if options.get(name) is not None:
             raise Unsupported(
                 f"{name} is {options[name]!r}; accepted by attn.jax is None, and by attn.attention "
