@@ -64,9 +64,12 @@ attn::Tensor rows_of(const Handle& handle, void* data, attn::DType dtype, std::i
   if (handle.rows > 0) return attn::tensor(data, dtype, {handle.rows, heads, row}, kDevice);
   return attn::tensor(data, dtype, {handle.problem.batch, seqlen, heads, row}, kDevice);
 }
-attn::Tensor like_q(const Handle& handle, void* data, std::int64_t head_dim) {
+attn::Tensor like_q(const Handle& handle, void* data, std::int64_t head_dim,
+                    attn::CacheType type = attn::CacheType::as_q) {
   const attn::Problem& p = handle.problem;
-  return rows_of(handle, data, p.dtype, p.seqlen_q, p.heads_q, head_dim);
+  attn::DType dtype = p.dtype;
+  if (type != attn::CacheType::as_q) dtype = attn::storage_dtype(type);
+  return rows_of(handle, data, dtype, p.seqlen_q, p.heads_q, head_dim);
 }
 // type: of K or V, or of its gradient.
 attn::Tensor like_k(const Handle& handle, void* data, std::int64_t head_dim,
@@ -84,7 +87,7 @@ attn::Tensor like_k(const Handle& handle, void* data, std::int64_t head_dim,
 attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** buffers) {
   const attn::Problem& p = handle.problem;
   attn::Inputs inputs;
-  inputs.q = like_q(handle, q, p.head_dim);
+  inputs.q = like_q(handle, q, p.head_dim, p.type_q);
   inputs.k = like_k(handle, k, p.head_dim, p.type_k);
   inputs.v = like_k(handle, v, p.head_dim_v, p.type_v);
   inputs.scale_k = handle.scale_k;
@@ -112,6 +115,7 @@ attn::Inputs inputs_of(const Handle& handle, void* q, void* k, void* v, void** b
 attn::Outputs outputs_of(const Handle& handle, void* o, void* lse) {
   const attn::Problem& p = handle.problem;
   const bool packed = handle.rows > 0;
+  if (lse == nullptr) return {.o = like_q(handle, o, p.head_dim_v)};
   return {.o = like_q(handle, o, p.head_dim_v),
           .lse = packed ? attn::tensor(lse, attn::DType::f32, {p.heads_q, handle.rows}, kDevice)
                         : attn::tensor(lse, attn::DType::f32, {p.batch, p.heads_q, p.seqlen_q},
@@ -218,7 +222,7 @@ void attn_set_gradients(void* plan, void** gradients) {
 }
 
 // 0 when the work is in the stream. v: where it is k, V is K's first columns, as in latent
-// attention. buffers: device pointers, in the order of Handle::buffers, each contiguous and of the
+// attention. lse: may be null. buffers: device pointers, in the order of Handle::buffers, each contiguous and of the
 // shape that its declaration gives; then that of seed and offset where dropout reads them from
 // memory.
 int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,

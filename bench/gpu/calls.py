@@ -69,12 +69,14 @@ class Attention:
             self.library.attn_set_scales(pointer(handle), *map(at, self.scales))
         return pointer(handle), torch.zeros(max(1, size.value), dtype=torch.uint8, device="cuda"), size
 
-    def forward(self, kernel="", batch_invariant=False):
+    def forward(self, kernel="", batch_invariant=False, dtype=None, lse=True):
+        """dtype: of O, where it is not that of Q. lse: whether it is asked for."""
         plan, space, size = self.planned("attn_plan_invariant" if batch_invariant else "attn_plan", kernel)
         q, _, v = self.inputs
         of_v = v.shape[-1] if v.dtype == q.dtype else q.shape[-1]
-        o = torch.full((*q.shape[:-1], of_v), math.nan, device="cuda", dtype=q.dtype)
-        results = (o, torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
+        o = torch.full((*q.shape[:-1], of_v), math.nan, device="cuda", dtype=dtype or q.dtype)
+        sums = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        results = (o, sums if lse else None)
         return self.bound("attn_forward", plan, (*self.inputs, *results), space, size), results
 
     def backward(self, kernel="", deterministic=False, of_buffers=()):
