@@ -156,7 +156,7 @@ class Simulation {
     const auto heads = static_cast<double>(plan_.problem.heads_k);
     std::vector<Times> arrived;
     std::vector<double> shares;
-    for (const HeadGroup& group : head_groups(plan_)) {
+    for (const HeadGroup& group : head_groups(plan_, Phase::forward)) {
       shares.push_back(static_cast<double>(group.count) / heads);
       Times& of_group = arrived.emplace_back(ranks_, 0);
       gather(shares.back(), [&](std::size_t rank, std::size_t, double when) {
@@ -172,7 +172,7 @@ class Simulation {
     return now;
   }
 
-  // Half of a rank's own keys, those of others as they come, the other half; sums go home.
+  // All heads at once, when all keys have come; then sums go home.
   Times backward() {
     receivers_.assign(((ranks_ + node_ - 1) / node_) * chunks(plan_.cuts_k), ranks_);
     std::vector<std::vector<Arrival>> arrivals(ranks_);
@@ -186,22 +186,14 @@ class Simulation {
     std::vector<Sum> sums;
     Times ended(ranks_, 0);
     for (std::size_t r = 0; r < ranks_; ++r) {
-      double own = 0;
-      for (std::size_t chunk = 0; chunk < chunk_bytes_.size(); ++chunk) {
-        if (owner(chunk) == r) own += work_[r][chunk];
-      }
-      const double slower = factor(r), first = arrivals[r].empty() ? own : own / 2;
-      double now = first * slower;
-      std::stable_sort(arrivals[r].begin(), arrivals[r].end(),
-                       [](const Arrival& a, const Arrival& b) { return a.when < b.when; });
+      for (const Arrival& a : arrivals[r]) ended[r] = std::max(ended[r], a.when);
+      ended[r] += total_[r] * factor(r);
       for (const Arrival& a : arrivals[r]) {
-        now = std::max(now, a.when) + work_[r][a.chunk] * slower;
         const bool is_near = node(owner(a.chunk)) == node(r);
         const std::size_t to =
             is_near ? owner(a.chunk) : receivers_[node(r) * chunk_bytes_.size() + a.chunk];
-        sums.push_back({r, to, a.chunk, now});
+        sums.push_back({r, to, a.chunk, ended[r]});
       }
-      ended[r] = now + (own - first) * slower;
     }
     // Sums of a node come together at the rank that received the keys, which sends them on.
     const auto by_time = [](const Sum& a, const Sum& b) { return a.ready < b.ready; };
