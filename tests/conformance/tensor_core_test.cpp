@@ -167,7 +167,7 @@ TEST_P(Of8Bits, AGpuMayLoseWhatThoseLose) {
 }
 
 TEST_P(Of8Bits, ALostKeyAndAFactorAreSeen) {
-  const expr::Symbols s = expr::symbols();
+  const expr::Symbols& s = expr::symbols();
   EXPECT_LT(share_of(data.problem.mask, 1), 0.5);
   EXPECT_GT(share_of(s.key != 77, 1), 1);
   EXPECT_GT(share_of(data.problem.mask, 1.05), 1);

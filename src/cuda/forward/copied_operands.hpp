@@ -38,8 +38,8 @@ Source copy_source(const Problem& problem, const ForwardTensors& tensors, Copies
 // copied_bytes(), aligned to 128 bytes.
 Inputs copied_inputs(const Problem& problem, const Inputs& inputs, Copies copies,
                      std::byte* workspace);
-// Fills the copies. to: what copied_inputs() gave.
+// Fills the copies. copied: what copied_inputs() gave.
 void launch_copy(const Kernel& kernel, const Problem& problem, const Inputs& inputs,
-                 const Inputs& to, Copies copies, void* stream);
+                 const Inputs& copied, Copies copies, void* stream);
 
 }  // namespace attn::cuda
