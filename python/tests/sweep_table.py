@@ -6,6 +6,8 @@ import textwrap
 
 import transformers
 
+import attention_sources
+
 WRONG = ("differs", "crashes", "returns")
 
 
@@ -26,10 +28,17 @@ GROUPS = {
     "Wrong": (WRONG, "must be empty"),
     "Without attention by attn": ("never calls attn", "the model computes attention itself"),
     "Not taken by transformers": ("not taken", "the model knows no other implementations"),
-    "Not compared": (
-        "not built",
-        "no small configuration was found, or it takes other inputs: what no list above has",
+    "Alike": (
+        "as ",
+        "no small model was found, but each method that asks for the attention function is that of "
+        "a type that was compared, in brackets (`attention_sources.py`)",
     ),
+    "Without a call": (
+        "calls no attention function",
+        "no small model was found, and the type's own files ask for no attention function; models "
+        "within it are of other types",
+    ),
+    "Not compared": ("not built", "no small model was found, or it takes other inputs"),
 }
 
 
@@ -54,6 +63,10 @@ def refusals(result: dict[str, str]) -> str:
 def table(results: dict[str, dict[str, str]], known: list[str]) -> str:
     """docs/transformers.md."""
     groups: dict[str, list[str]] = {name: [] for name in GROUPS}
+    left = [kind for kind in results if group_of(results[kind]) == "Not compared"]
+    compared = sorted(kind for kind in results if group_of(results[kind]) in ("Equal", "Refused"))
+    likeness = {kind: attention_sources.likeness(kind, compared) for kind in left}
+    results = results | {kind: {"": text} for kind, text in likeness.items() if text}
     for kind in sorted(results):
         groups[group_of(results[kind])].append(kind)
     lines = [
@@ -85,6 +98,9 @@ def table(results: dict[str, dict[str, str]], known: list[str]) -> str:
             for kind in members:
                 alike.setdefault(refusals(results[kind]), []).append(kind)
             lines += [f"| {', '.join(kinds)} | {text} |" for text, kinds in alike.items()]
-        elif members and name != "Not compared":
+        elif name == "Alike":
+            named = [f"{kind} ({results[kind][''].removeprefix('as ')})" for kind in members]
+            lines += textwrap.wrap(", ".join(named), 119, break_on_hyphens=False)
+        elif members and name != "Equal":
             lines += textwrap.wrap(", ".join(members), 119, break_on_hyphens=False)
     return "\n".join(lines) + "\n"

@@ -43,6 +43,7 @@ SIZES = {
 # Where a configuration holds its sizes together.
 MORE: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "dory": {
         "num_hidden_layers": 3,
         "n_input_layers": 1,
@@ -51,6 +52,7 @@ MORE: dict[str, dict[str, Any]] = {
         "layer_types": None,
     },
     "dots3_note_text": {"swa_head_dim": 32},
+    "efficientloftr": {"hidden_size": 256},
     "esm": {"vocab_size": VOCABULARY},
     "gemma3n_text": {
         "num_hidden_layers": 4,
@@ -64,6 +66,7 @@ MORE: dict[str, dict[str, Any]] = {
         "mamba_d_head": 16,
         "layer_types": ["mamba", "attention"],
     },
+    "granite_speech5_encoder": {"context_size": 32},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mistral4": {"head_dim": 32},
     "recurrent_gemma": {"num_hidden_layers": 3},
@@ -72,6 +75,25 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen2_5_vl_vision": {"window_size": 32},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
 }
+for _detector in (
+    "d_fine",
+    "deimv2",
+    "pp_doclayout_v3",
+    "pp_doclayout_v4",
+    "rf_detr",
+    "rt_detr",
+    "rt_detr_v2",
+):
+    MORE[_detector] = {"num_queries": 4}
+for _codec in (
+    "mimi",
+    "mimi_encoder",
+    "pocket_tts_audio_tokenizer",
+    "pocket_tts_audio_tokenizer_encoder",
+):
+    MORE[_codec] = {"upsample_groups": 64}
+# Their result is of a row that padding on the left leaves without keys.
+POOLED_PADDING = ("pe_audio",)
 ABSENT = {
     "head_dim": 16,
     "num_key_value_heads": 4,
@@ -87,7 +109,9 @@ ABSENT = {
 }
 
 
-def _size(name: str, value: int) -> int:
+def _size(name: str, value: int, whole: bool) -> int:
+    if whole and not re.fullmatch(DEPTH, name):
+        return value
     for pattern, size in SIZES.items():
         if re.fullmatch(pattern, name):
             return min(size, value)
@@ -96,8 +120,11 @@ def _size(name: str, value: int) -> int:
     return value
 
 
-def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
-    """A configuration as a dict, with small sizes; lists of layers keep each kind of layer."""
+def shrunk(given: dict[str, Any], *, deep: bool = False, whole: bool = False) -> dict[str, Any]:
+    """A configuration as a dict, with small sizes; lists of layers keep each kind of layer.
+
+    deep: as many layers as it has. whole: few layers, and all other sizes as they are.
+    """
     kinds = [
         list(dict.fromkeys(map(str, value)))
         for name, value in given.items()
@@ -107,11 +134,13 @@ def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
     was = next((given[n] for n in ("num_hidden_layers", "n_layer", "num_layers") if n in given), 0)
     made: dict[str, Any] = {}
     for name, value in given.items():
-        if name in ("id2label", "label2id", "out_features", "out_indices", "stage_names"):
+        if name in ("id2label", "label2id"):
+            continue
+        if name in ("out_features", "out_indices", "stage_names") and not whole:
             continue
         if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-            made[name] = shrunk(value, deep=deep)
-        elif name == "mrope_section":
+            made[name] = shrunk(value, deep=deep, whole=whole)
+        elif name == "mrope_section" and not whole:
             made[name] = [4, 2, 2][: len(value)]
         elif isinstance(value, list) and value and len(value) == was and not deep:
             first = list(dict.fromkeys(map(str, value)))
@@ -121,7 +150,7 @@ def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
             made[name] = ABSENT[name]
         elif isinstance(value, int) and not isinstance(value, bool):
             is_depth = re.fullmatch(DEPTH, name)
-            made[name] = value if deep and is_depth else _size(name, value)
+            made[name] = value if deep and is_depth else _size(name, value, whole)
             if not deep and name in ("num_hidden_layers", "n_layer", "num_layers"):
                 made[name] = min(layers, value)
         elif (name.endswith("dropout") and isinstance(value, float)) or name in (
@@ -134,7 +163,7 @@ def shrunk(given: dict[str, Any], *, deep: bool = False) -> dict[str, Any]:
             made[name] = value
     if "qk_nope_head_dim" in made and "qk_rope_head_dim" in made:
         made["qk_head_dim"] = made["qk_nope_head_dim"] + made["qk_rope_head_dim"]
-    if "rope_type" in made:
+    if "rope_type" in made and not whole:
         made.setdefault("mrope_section", [4, 2, 2])
     heads = given.get("num_attention_heads")
     if heads is not None and given.get("num_key_value_heads") == heads:
@@ -151,7 +180,7 @@ def configuration(kind: str, **more: Any) -> Any:
 
 
 # What some models need: a token that ends a text, or sizes as they were.
-VARIANTS: tuple[dict[str, Any], ...] = ({}, {"eos_token_id": 2})
+VARIANTS: tuple[dict[str, Any], ...] = ({}, {"eos_token_id": 2}, {"eos_token_id": 2, "whole": True})
 
 
 def _set(config: Any, name: str, value: Any) -> None:
@@ -164,7 +193,7 @@ def _set(config: Any, name: str, value: Any) -> None:
 
 def _configuration(kind: str, *, deep: bool, more: dict[str, Any]) -> Any:
     cls = configuration_auto.CONFIG_MAPPING[kind]
-    given = shrunk(cls().to_dict(), deep=deep)
+    given = shrunk(cls().to_dict(), deep=deep, whole=more.get("whole", False))
     for name in ("transformers_version", "model_type", "architectures"):
         given.pop(name, None)
     eos = more.get("eos_token_id")
@@ -316,6 +345,8 @@ def more_inputs(
         "hidden_states": torch.randn(2, LENGTH, hidden),
         "inputs_embeds": torch.randn(2, LENGTH, hidden),
         "flattened_patches": torch.randn(2, 16, 770),
+        "input_features_mask": torch.ones(2, 128, dtype=torch.long),
+        "encoder_hidden_states": torch.randn(2, 8, getattr(config, "encoder_hidden_size", hidden)),
         **images,
     }
     needed = {
@@ -324,7 +355,11 @@ def more_inputs(
         if n in known and p.default is inspect.Parameter.empty
     }
     yield {**given, **images}
+    if images and "input_ids" not in signature:  # a pair of images
+        yield {"pixel_values": torch.rand(1, 2, 3, 64, 64)}
     yield {**given, **needed}
+    if "query_embeds" in needed:
+        yield {**needed, "encoder_hidden_states": known["encoder_hidden_states"]}
     yield {**given, **needed, **images}
     grids = [n for n in ("grid_thw", "image_grid_thw") if n in signature]
     if grids:  # two images of different sizes, as rows of patches
@@ -355,7 +390,14 @@ def more_inputs(
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in signature:
         with_ids["decoder_input_ids"] = ids[:, :7]
     for name in ("input_values", "input_features", "audio_values"):
-        for shape in ((2, 4000), (2, 128, mels), (2, mels, 128), (2, mels, 3000), (2, 1024, mels)):
-            if name in signature:
+        each = getattr(config, "input_feat_per_channel", mels)
+        shapes = ((2, 4000), (2, 1, 4032), (2, 128, mels), (2, mels, 128), (2, mels, 3000))
+        for shape in (*shapes, (2, 1024, mels), (2, 128, each), (2, 128, hidden)):
+            if name in signature and "input_features_mask" in signature:
+                yield {
+                    name: torch.randn(shape),
+                    "input_features_mask": known["input_features_mask"],
+                }
+            elif name in signature:
                 yield {name: torch.randn(shape)}
                 yield {**with_ids, name: torch.randn(shape)}
