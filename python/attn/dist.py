@@ -68,7 +68,7 @@ class _Messages:
         self.failure = ""
         self.kept: list[Any] = []  # what may be under way when the group failed
         self.host = self._new_group("gloo")
-        self.carries_gpu = on_gpu and "nccl" in str(_group.get_backend(group))
+        self.carries_gpu = on_gpu and "nccl" in _group.get_backend_config(group)
         self.device = self._new_group("nccl") if self.carries_gpu else None
 
     def _new_group(self, backend: str) -> Any:

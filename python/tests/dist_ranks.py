@@ -14,17 +14,18 @@ import attn.dist
 import attn.torch
 
 
-def spawn(size: int, folder: Any, work: Any) -> None:
+def spawn(size: int, folder: Any, work: Any, backend: str = "gloo") -> None:
     """Runs work(rank, size) in so many processes of a group; raises what one of them raises."""
-    torch.multiprocessing.spawn(_run, args=(size, str(folder), work), nprocs=size)
+    torch.multiprocessing.spawn(_run, args=(size, str(folder), work, backend), nprocs=size)
 
 
-def _run(rank: int, size: int, folder: str, work: Any) -> None:
+def _run(rank: int, size: int, folder: str, work: Any, backend: str) -> None:
     torch.set_num_threads(1)
     attn.set_num_threads(1)
-    group.init_process_group(
-        "gloo", init_method=f"file://{folder}/{size}", rank=rank, world_size=size
-    )
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
+    store = f"file://{folder}/{size}"
+    group.init_process_group(backend, init_method=store, rank=rank, world_size=size)
     torch.manual_seed(3)  # the same tensors everywhere
     work(rank, size)
     group.destroy_process_group()
@@ -270,3 +271,29 @@ def train_transformers(rank: int, size: int) -> None:
     _raises(
         attn.InvalidArgument, "the rows of this process", lambda: model(input_ids=tokens[:, :-1])
     )
+
+
+def agree_on_gpus(rank: int, size: int) -> None:
+    """Shares on GPUs, with and without NCCL, beside the whole on one of them."""
+    device = torch.device("cuda", rank)
+    sink = torch.randn(4)
+    for through_host in (False, True):
+        where = group.new_group(backend="gloo") if through_host else None
+        for options in ({"causal": True}, {"window": (50, 0), "sink": sink.to(device)}):
+            shapes = (2, 500, 4, 64), (2, 500, 2, 64), (2, 500, 2, 64)
+            whole = [torch.randn(shape).bfloat16().to(device) for shape in shapes]
+            plan = attn.dist.plan(*shapes, device=device, group=where, chunk=64, **options)
+            q, k, v = (plan.shard(x).detach().requires_grad_() for x in whole)
+            one = [x.clone().requires_grad_() for x in whole]
+            out = attn.dist.attention(q, k, v, plan)
+            expected = attn.torch.attention(*one, **options)
+            d_out = torch.randn(expected.shape).bfloat16().to(device)
+            ours = torch.autograd.grad(out, (q, k, v), plan.shard(d_out))
+            theirs = torch.autograd.grad(expected, one, d_out)
+            for label, a, b in zip(
+                ("o", "dq", "dk", "dv"), (out, *ours), (expected, *theirs), strict=True
+            ):
+                _near(label, a.cpu(), plan.shard(b).cpu(), torch.bfloat16)
+            whole_out = plan.unshard(out.detach()) if where is None else None
+            if whole_out is not None:
+                _near("unshard", whole_out.cpu(), expected.cpu(), torch.bfloat16)

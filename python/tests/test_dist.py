@@ -52,3 +52,8 @@ def test_a_plan_needs_a_group():
 def test_a_model_trains_with_its_sequence_sharded(size, tmp_path):
     pytest.importorskip("transformers")
     dist_ranks.spawn(size, tmp_path, dist_ranks.train_transformers)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are fewer than two GPUs")
+def test_ranks_on_gpus_agree_with_one(tmp_path):
+    dist_ranks.spawn(2, tmp_path, dist_ranks.agree_on_gpus, "cpu:gloo,cuda:nccl")
