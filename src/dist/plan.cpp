@@ -221,10 +221,10 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   deal_chunks(plan);
   list_rows(plan);
   if (options.local.device.type == DeviceType::cuda) {
-    plan.reasons.push_back(fmt::format(
-        "K, V and partial sums go {}; sums leave a GPU in the dtype "
-        "of the problem",
-        peers ? "from GPU to GPU, beside the work on other heads" : "through memory of the host"));
+    plan.reasons.push_back(
+        fmt::format("K, V and partial sums go {}; sums leave a GPU in the dtype "
+                    "of the problem",
+                    peers ? "from GPU to GPU, beside the work" : "through memory of the host"));
   }
   return plan;
 }
