@@ -222,9 +222,9 @@ void attn_set_gradients(void* plan, void** gradients) {
 }
 
 // 0 when the work is in the stream. v: where it is k, V is K's first columns, as in latent
-// attention. lse: may be null. buffers: device pointers, in the order of Handle::buffers, each contiguous and of the
-// shape that its declaration gives; then that of seed and offset where dropout reads them from
-// memory.
+// attention. lse: may be null. buffers: device pointers, in the order of Handle::buffers, each
+// contiguous and of the shape that its declaration gives; then that of seed and offset where
+// dropout reads them from memory.
 int attn_forward(void* plan, void* q, void* k, void* v, void* o, void* lse, void** buffers,
                  void* workspace, long long workspace_bytes, void* stream) {
   return without_throwing([&] {

@@ -12,7 +12,7 @@ _Static_assert(sizeof(void*) != 8 || sizeof(attn_problem) == 168, "attn_problem"
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_executor_functions) == 32, "functions");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_context) == 56, "attn_context");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_machine) == 120, "attn_machine");
-_Static_assert(sizeof(void*) != 8 || sizeof(attn_inputs) == 152, "attn_inputs");
+_Static_assert(sizeof(void*) != 8 || sizeof(attn_inputs) == 160, "attn_inputs");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_outputs) == 24, "attn_outputs");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_gradients) == 56, "attn_gradients");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_options) == 56, "attn_options");

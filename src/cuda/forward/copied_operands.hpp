@@ -20,8 +20,8 @@ struct Copies {
   bool q = false, keys = false;
   bool any() const noexcept { return q || keys; }
 };
-// kernel: that is asked for by name, or empty. tensors: of a call; scales of rows and addresses that
-// tensor cores do not take are converted where others are not.
+// kernel: that is asked for by name, or empty. tensors: of a call; scales of rows and addresses
+// that tensor cores do not take are converted where others are not.
 Copies choose_copies(const Problem& problem, Arch arch, std::string_view kernel,
                      const ForwardTensors& tensors = {});
 // The tensors for which most is converted.

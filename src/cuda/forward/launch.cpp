@@ -170,8 +170,8 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   std::optional<Inputs> mapped;
   if (run->transpose != nullptr) {
     mapped = *read;
-    mapped->v = transposed_values(problem, run->pass.config, read->v,
-                                  workspace + run->transposed_offset);
+    mapped->v =
+        transposed_values(problem, run->pass.config, read->v, workspace + run->transposed_offset);
   }
   PassMaps maps = maps_of(run->pass, run->problem, mapped ? *mapped : *read, outputs);
   std::vector<PrefixOperands> operands = prefix_operands(problem, *run, *read);

@@ -56,10 +56,9 @@ void add_transposition(Plan& plan, const ForwardConfig& config, Arch arch, KeySp
       decoding_offset(plan.workspace_bytes) + transposed_bytes(plan.problem, config);
   const Copies copies = choose_copies(plan.problem, arch, kernel, kTensorsToCopy);
   if (copies.any()) {
-    workspace = std::max(
-        workspace,
-        decoding_offset(workspace_bytes(over_copies(plan.problem, copies), arch, splits, kernel)) +
-            copied_bytes(plan.problem, copies));
+    workspace = std::max(workspace, decoding_offset(workspace_bytes(
+                                        over_copies(plan.problem, copies), arch, splits, kernel)) +
+                                        copied_bytes(plan.problem, copies));
   }
   check_sizes(plan.problem, Phase::forward, workspace, plan.tasks);
   plan.workspace_bytes = workspace.value();

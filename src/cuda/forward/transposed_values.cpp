@@ -37,7 +37,8 @@ Tensor transposed_values(const Problem& p, const ForwardConfig& config, const Te
     batch = 1;
     columns = (std::min(p.batch * p.seqlen_k, v.shape[0]) / unit + p.batch) * unit;
   }
-  return tensor(static_cast<void*>(workspace), DType::u8, {batch, p.heads_k, p.head_dim_v + kRowsOfOnes, columns}, v.device);
+  return tensor(static_cast<void*>(workspace), DType::u8,
+                {batch, p.heads_k, p.head_dim_v + kRowsOfOnes, columns}, v.device);
 }
 
 Source transpose_source(const ForwardConfig& c) {
@@ -82,7 +83,8 @@ void launch_transpose(const Kernel& kernel, const Problem& p, const ForwardConfi
   to.columns = transposed.strides[2];
   const std::int64_t unit = unit_of(config);
   LaunchConfig launch;
-  launch.grid[0] = (core::divide_up(p.seqlen_k, unit) * (unit / kKeys) * p.heads_k * p.batch).value();
+  launch.grid[0] =
+      (core::divide_up(p.seqlen_k, unit) * (unit / kKeys) * p.heads_k * p.batch).value();
   launch.block = device::kTransposeThreads;
   launch.shared_bytes = static_cast<unsigned>(kKeys * p.head_dim_v + kKeys);
   if (launch.grid[0] == 0) return;

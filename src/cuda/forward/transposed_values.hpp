@@ -18,8 +18,8 @@ inline bool transposes_values(const ForwardConfig& config) { return config.kerne
 // Bytes for any V of the problem.
 core::Size transposed_bytes(const Problem& problem, const ForwardConfig& config);
 
-// u8 [batch, heads_k, head_dim_v + 8, columns], of a packed V [1, ...], at `workspace`, aligned to 128
-// bytes. Sequences of a packed V begin as transposed_column() says.
+// u8 [batch, heads_k, head_dim_v + 8, columns], of a packed V [1, ...], at `workspace`, aligned to
+// 128 bytes. Sequences of a packed V begin as transposed_column() says.
 Tensor transposed_values(const Problem& problem, const ForwardConfig& config, const Tensor& v,
                          std::byte* workspace);
 

@@ -105,7 +105,7 @@ struct Product {
   int columns;
   bool add, half, transposed_a = false, transposed_b = false;
   Float8 float8 = Float8::none;  // of both operands, B with rows along k: 32 steps
-  float* sums = nullptr;  // the last four accumulators, where they are apart
+  float* sums = nullptr;         // the last four accumulators, where they are apart
 };
 void product(const Product& product);
 void commit_products();

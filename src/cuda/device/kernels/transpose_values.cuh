@@ -1,5 +1,5 @@
-// V of 8-bit floats as their products read it: a row for each column of V, with the keys along it in
-// an accumulator's order (schedule/transposed_values.cuh). Tensor cores transpose elements of 16
+// V of 8-bit floats as their products read it: a row for each column of V, with the keys along it
+// in an accumulator's order (schedule/transposed_values.cuh). Tensor cores transpose elements of 16
 // bits on their way, not those of 8. Keys past a length, up to a whole unit, become 0, so that they
 // may meet P = 0 whatever lies there.
 //
@@ -24,8 +24,8 @@ namespace attn::device {
 template <class C>
 struct TransposeValues {
   static constexpr int kKeys = 128, kVectors = C::kHeadDimV / 16, kWords = C::kHeadDimV / 4;
-  // Words of shared memory where a key begins. Threads read one word of keys 16 apart at once, which
-  // the 4 words more after 16 keys put into different banks.
+  // Words of shared memory where a key begins. Threads read one word of keys 16 apart at once,
+  // which the 4 words more after 16 keys put into different banks.
   static ATTN_DEVICE int word_of(int key) { return key * kWords + key / 16 * 4; }
 
   const TransposeValuesParams& p;
@@ -111,9 +111,8 @@ struct TransposeValues {
     __syncthreads();
     const int column =
         key0 + (C::kPackedK ? transposed_column<C::kTransposedUnit>(s.row_k, s.batch) : 0);
-    const long long first =
-        (static_cast<long long>(C::kPackedK ? 0 : s.batch) * p.heads_k + head) *
-        (C::kHeadDimV + kRowsOfOnes);
+    const long long first = (static_cast<long long>(C::kPackedK ? 0 : s.batch) * p.heads_k + head) *
+                            (C::kHeadDimV + kRowsOfOnes);
     store(p.to + first * p.columns + column);
     store_ones(p.to + first * p.columns + column);
   }

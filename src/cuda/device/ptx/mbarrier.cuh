@@ -26,8 +26,8 @@ ATTN_DEVICE Int4 load_shared(unsigned address) {
                : "memory");
   return v;
 }
-// The same of floats: as words, the compiler would not leave those of a warpgroup's product in their
-// registers, and products would wait for each other.
+// The same of floats: as words, the compiler would not leave those of a warpgroup's product in
+// their registers, and products would wait for each other.
 ATTN_DEVICE void store_shared_floats(unsigned address, const float* x) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])

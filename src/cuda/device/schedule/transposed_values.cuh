@@ -13,8 +13,8 @@ ATTN_DEVICE int transposed_column(int first, int batch) {
   return (first / kUnit + batch) * kUnit;
 }
 
-// Rows behind those of V, of which the first holds ones, the others zeros: its product with P is the
-// sum of P.
+// Rows behind those of V, of which the first holds ones, the others zeros: its product with P is
+// the sum of P.
 inline constexpr int kRowsOfOnes = 8;
 
 // Of 16 keys in a row, 0 to 15, the one that lies in `place`: an accumulator's order

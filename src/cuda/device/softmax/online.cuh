@@ -134,13 +134,13 @@ struct OnlineSoftmax {
       l[i] *= factor[i];
     }
   }
-  // Raises the reference of row i, of whose P the largest in any thread is `top`, so that it is below
-  // 2^(room + 1). Returns what P and O must be multiplied by. An infinite P is left: the row is lost.
+  // Raises the reference of row i, of whose P the largest in any thread is `top`, so that it is
+  // below 2^(room + 1). Returns what P and O must be multiplied by. An infinite P is left: the row
+  // is lost.
   ATTN_DEVICE float lower_below(int i, float top, int room) {
     const int exponent = static_cast<int>(__float_as_uint(top) >> 23) - 127 - room;
     const bool high = exponent > 0 && top <= largest_float();
-    const float factor =
-        high ? __uint_as_float(static_cast<unsigned>(127 - exponent) << 23) : 1.f;
+    const float factor = high ? __uint_as_float(static_cast<unsigned>(127 - exponent) << 23) : 1.f;
     r[i] += high ? static_cast<float>(exponent) : 0.f;
     l[i] *= factor;
     return factor;

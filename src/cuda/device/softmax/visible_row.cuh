@@ -94,7 +94,8 @@ struct VisibleRow {
         float s = minus_infinity();
         if (seen) {
           if constexpr (kIsCached<C>) {
-            s = multiply_cached(from, k + tile.key_row(p, p.k_strides, key), key) * scale_of_query(head);
+            s = multiply_cached(from, k + tile.key_row(p, p.k_strides, key), key) *
+                scale_of_query(head);
           } else {
             s = multiply_qk(from, element<Element>(p.k, k + tile.key_row(p, p.k_strides, key)));
           }

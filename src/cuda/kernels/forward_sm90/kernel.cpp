@@ -153,8 +153,7 @@ std::string product_declarations() {
 }
 
 std::string ForwardSm90::declarations(const ForwardConfig& config) const {
-  return product_declarations() +
-         print_product_ss(config.features.dtype, config.tiling.keys) +
+  return product_declarations() + print_product_ss(config.features.dtype, config.tiling.keys) +
          print_product_rs(config.features.dtype, config.features.head_dim_v);
 }
 

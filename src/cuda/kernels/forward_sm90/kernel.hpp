@@ -38,9 +38,9 @@ bool encode_k(CUtensorMap& map, const Problem& problem, const ForwardConfig& con
               const Tensor& k, std::int64_t columns, int box, std::uint32_t panel);
 // Of O, of which a warp writes 16 rows at once.
 bool encode_o(CUtensorMap& map, const Problem& problem, const Tensor& o);
-// Makes `keys` of a tile, and page_rows of a box, such that pages and tiles fit into each other: the
-// copy engine writes 8 rows of a swizzle at least, and a tile of a power of two suits common page
-// sizes. False where none does.
+// Makes `keys` of a tile, and page_rows of a box, such that pages and tiles fit into each other:
+// the copy engine writes 8 rows of a swizzle at least, and a tile of a power of two suits common
+// page sizes. False where none does.
 bool fit_pages(int& keys, int& page_rows, std::int64_t page_size);
 // Of ForwardSm90Layout all but Q, K and V: barriers, four tiles at hand, lost tiles.
 std::int64_t forward_sm90_barrier_bytes(const ForwardSm90Shape& shape);

@@ -11,7 +11,6 @@
 #include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "cuda/codegen/wgmma_text.hpp"
-#include "cuda/forward/transposed_values.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/problem_parameters.hpp"
 #include "cuda/tensor_map.hpp"
@@ -98,10 +97,11 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   tiling.rows = 64 * s.warpgroups;
   tiling.keys = s.block_n;
   if (tiling.keys % 32 != 0) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("kernel is 'forward_sm90_float8/{}', of {} keys; accepted are multiples "
-                            "of 32",
-                            request.parts, tiling.keys));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("kernel is 'forward_sm90_float8/{}', of {} keys; accepted are multiples "
+                    "of 32",
+                    request.parts, tiling.keys));
   }
   if (f.paged && !fit_pages(tiling.keys, made->page_rows, p.page_size)) {
     return ForwardChoice::refused("no tile shape suits page_size " + std::to_string(p.page_size));
@@ -117,11 +117,10 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const std::int64_t ones =
       made->sums_by_product && !made->has_ones_in_v(f) ? 128 * ForwardSm90Float8::kRowsOfOnes : 0;
   const std::int64_t number = f.head_dim_v > 128 ? 2 : 4;
-  const std::int64_t part =
-      16 * std::max(128 * ceil_div(f.head_dim_v, 64), number * f.head_dim_v);
+  const std::int64_t part = 16 * std::max(128 * ceil_div(f.head_dim_v, 64), number * f.head_dim_v);
   tiling.shared_bytes = qs * 64 * 128 * panels + s.stages_k * tiling.keys * 128 * panels +
-                        s.stages_v * bytes_v + 4 * s.warpgroups * part +
-                        ones + forward_sm90_barrier_bytes(s);
+                        s.stages_v * bytes_v + 4 * s.warpgroups * part + ones +
+                        forward_sm90_barrier_bytes(s);
   tiling.reason = s.reason;
   tiling.spill_bytes = s.spill_bytes + kForwardSm90FollowerSpills;
   if (widest <= 128 && holds(Condition::few_masked_keys, p)) made->near_blocks = 1;

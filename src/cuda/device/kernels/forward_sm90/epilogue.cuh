@@ -166,8 +166,7 @@ struct ForwardSm90Epilogue {
   // Writes the same through `staging`, the place of the tile's Q, where each warp uses the rows
   // that were its own. When it returns the place may be overwritten.
   static constexpr bool kCanStage =
-      !C::kSplits &&
-      (C::kFloat8 || (C::kStagesQ > 1 && Layout::kPanelsV <= Layout::kPanelsK));
+      !C::kSplits && (C::kFloat8 || (C::kStagesQ > 1 && Layout::kPanelsV <= Layout::kPanelsK));
   static_assert(kCanStage || !C::kStoresBoxes);
   // Where a warp's rows are: among those of the warpgroup, or alone.
   static constexpr int kStagedPanel = C::kFloat8 ? 16 * 128 : 64 * 128;

@@ -1,7 +1,7 @@
-// O of 8-bit floats in two places. Tensor cores cut their sums at 13 bits (docs/numerics.md, "Tensor
-// cores"), which would leave nothing of a key beside ten thousand others. So what they have summed is
-// added to a part of O in shared memory every few blocks, and they begin anew. It is in float32, and
-// in bf16 where rows are wide, which is as much as O is rounded to.
+// O of 8-bit floats in two places. Tensor cores cut their sums at 13 bits (docs/numerics.md,
+// "Tensor cores"), which would leave nothing of a key beside ten thousand others. So what they have
+// summed is added to a part of O in shared memory every few blocks, and they begin anew. It is in
+// float32, and in bf16 where rows are wide, which is as much as O is rounded to.
 #pragma once
 
 #include "device.cuh"

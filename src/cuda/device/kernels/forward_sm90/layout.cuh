@@ -34,8 +34,9 @@ struct ForwardSm90Layout {
   static constexpr int kTransposedPanel = kTransposedRows * 128;
   static constexpr int kTransposedPanels = divide_up<128>(C::kBlockN);
   // Of keys: a multiple of 128 and of kBlockN.
-  static constexpr int kTransposedUnit =
-      C::kBlockN * (C::kBlockN % 128 == 0 ? 1 : C::kBlockN % 64 == 0 ? 2 : 4);
+  static constexpr int kTransposedUnit = C::kBlockN * (C::kBlockN % 128 == 0  ? 1
+                                                       : C::kBlockN % 64 == 0 ? 2
+                                                                              : 4);
   static constexpr int kK = kPanelBytes * kPanelsK;
   static constexpr int kV =
       C::kFloat8 ? kTransposedPanel * kTransposedPanels : kPanelBytes * kPanelsV;

@@ -74,7 +74,8 @@ struct ForwardSm90Producer {
                                    int stage, unsigned full) const {
     const unsigned tile = tiles.shared + Layout::kVAt + stage * Layout::kV;
     const int first =
-        C::kPackedK ? transposed_column<Layout::kTransposedUnit>(w.sequence.row_k, w.sequence.batch) : 0;
+        C::kPackedK ? transposed_column<Layout::kTransposedUnit>(w.sequence.row_k, w.sequence.batch)
+                    : 0;
     mbarrier_arrive_expect(full, Layout::kV);
 #pragma unroll
     for (int panel = 0; panel < Layout::kTransposedPanels; ++panel) {

@@ -182,8 +182,8 @@ struct ForwardSm90Softmax {
       const auto pack = [&](int k) {
         c.probability[k] = Element::pack(c.s[2 * k], c.s[2 * k + 1]);
       };
-      return c.softmax.template exponentiate<kMasked, !Tiles::kJudgesLate, true>(
-          c.s, exponent, wait_for_o, pack);
+      return c.softmax.template exponentiate<kMasked, !Tiles::kJudgesLate, true>(c.s, exponent,
+                                                                                 wait_for_o, pack);
     }
   }
   // S <- P of a block that needs no mask, with the references as they are. Returns whether P is
@@ -254,12 +254,12 @@ struct ForwardSm90Softmax {
   }
 
   // P as 8-bit floats, which end at 448. The largest of a row is near 2^kRoom when its reference is
-  // set, so that it may grow by 2^1.8 before all of the block is multiplied again, and P of 2^-16 of
-  // it, half the smallest 8-bit float, is not yet rounded to 0.
+  // set, so that it may grow by 2^1.8 before all of the block is multiplied again, and P of 2^-16
+  // of it, half the smallest 8-bit float, is not yet rounded to 0.
   static constexpr int kRoom = C::kFloat8 ? 7 : 0;
 
-  // A row's two pairs of 16 columns as four elements of an operand. An operand has 4 of 16 keys in a
-  // row where an accumulator has two of 8 and two of the next 8, so the keys of V lie in the
+  // A row's two pairs of 16 columns as four elements of an operand. An operand has 4 of 16 keys in
+  // a row where an accumulator has two of 8 and two of the next 8, so the keys of V lie in the
   // accumulator's order (kernels/transpose_values.cuh).
   static ATTN_DEVICE unsigned packed_float8(const float* s) {
     return Float8E4M3::pack(s[0], s[1], s[4], s[5]);
@@ -269,7 +269,8 @@ struct ForwardSm90Softmax {
   // Lowers P of rows that has outgrown 8-bit floats, by a power of two, with the references of what
   // follows. `full`: words of P plus kBeforeFull.
   static ATTN_DEVICE void lower_float8(State& c, unsigned full) {
-    if (!__any_sync(~0u, (full & kFull) != 0)) [[likely]] return;
+    if (!__any_sync(~0u, (full & kFull) != 0)) [[likely]]
+      return;
     float factor[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

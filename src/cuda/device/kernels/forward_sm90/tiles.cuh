@@ -21,11 +21,11 @@ template <class C, class Expressions>
 struct ForwardSm90Tiles {
   using Layout = ForwardSm90Layout<C>;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
-  using Element = typename C::Element;  // of O
+  using Element = typename C::Element;               // of O
   using Operand = typename OperandOf<C::kFloat8, Element>::Type;
   static constexpr int kBlockM = 64 * C::kConsumers;
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
-  static constexpr int kStepsK = divide_up<C::kFloat8 ? 32 : 16>(C::kHeadDim);
+  static constexpr int kStepsK = divide_up < C::kFloat8 ? 32 : 16 > (C::kHeadDim);
 
   // Whether the references of a block were good is asked of l when the next products are under way:
   // P of any size is as good an operand as P below 1 unless it is infinite, as bf16 has the
@@ -237,8 +237,8 @@ struct ForwardSm90Tiles {
     return kGroup > 1 ? w.head : w.head / (p.heads_q / p.heads_k);
   }
 
-  // What a score of 8-bit floats, and an element of O, must be multiplied by: scales of a batch entry
-  // and head.
+  // What a score of 8-bit floats, and an element of O, must be multiplied by: scales of a batch
+  // entry and head.
   ATTN_DEVICE float score_scale(const Work& w) const {
     const auto& params = static_cast<const CachedForwardParams&>(p);
     return scale_of(params.scale_q, params.scale_q_strides, w, w.head) *

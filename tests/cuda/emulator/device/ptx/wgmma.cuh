@@ -15,10 +15,10 @@ void pin(unsigned (&)[kCount]) {}
 inline void pin(unsigned&) {}
 
 template <class Element>
-constexpr emulator::Float8 kFloat8Of = std::is_same_v<Element, Float8E4M3> ? emulator::Float8::e4m3
-                                       : std::is_same_v<Element, Float8E5M2>
-                                           ? emulator::Float8::e5m2
-                                           : emulator::Float8::none;
+constexpr emulator::Float8 kFloat8Of =
+    std::is_same_v<Element, Float8E4M3>   ? emulator::Float8::e4m3
+    : std::is_same_v<Element, Float8E5M2> ? emulator::Float8::e5m2
+                                          : emulator::Float8::none;
 
 // The library prints these for NVRTC.
 template <class Element, int kColumns>
@@ -32,8 +32,8 @@ template <class Element, int kColumns>
 struct ProductWithSums {
   static void run(float (&d)[kColumns / 2], float (&sums)[4], const unsigned* a, unsigned b,
                   int add) {
-    emulator::product({d, a, 0, b, kColumns + 8, add != 0, false, false, false, kFloat8Of<Element>,
-                       sums});
+    emulator::product(
+        {d, a, 0, b, kColumns + 8, add != 0, false, false, false, kFloat8Of<Element>, sums});
   }
 };
 template <class Element, int kColumns, bool kTransposedA, bool kTransposedB>
