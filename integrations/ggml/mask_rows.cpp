@@ -6,7 +6,6 @@
 namespace attn_ggml {
 namespace {
 
-constexpr std::uint16_t kHidden = 0xfc00;  // -inf of f16
 constexpr std::uint64_t kFourHidden = 0xfc00fc00fc00fc00;
 constexpr std::uint64_t kFourSigns = 0x8000800080008000;
 

@@ -9,6 +9,8 @@
 
 namespace attn_ggml {
 
+inline constexpr std::uint16_t kHidden = 0xfc00;  // -inf of f16, of keys that a mask hides
+
 struct MaskRows {
   // i32 [batch, heads, rows] of the mask: a row sees no key before `first` and none from `end` on;
   // both 0 where it sees none.

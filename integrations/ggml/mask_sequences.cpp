@@ -8,8 +8,6 @@
 namespace attn_ggml {
 namespace {
 
-constexpr std::uint16_t kHidden = 0xfc00;  // -inf of f16
-
 // Whether a row that sees keys up to `end` sees what the one before does, and one key behind it.
 bool continues(const std::uint16_t* row, std::int32_t end, const std::uint16_t* before,
                std::int32_t end_before) {
