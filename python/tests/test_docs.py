@@ -15,7 +15,7 @@ import attn
 
 ROOT = Path(__file__).parents[2]
 # What names of modules that import a framework begin with.
-NEED_A_FRAMEWORK = ("flash_attn", "flex", "hf", "jax", "sdpa", "torch")
+NEED_A_FRAMEWORK = ("dist", "flash_attn", "flex", "hf", "jax", "sdpa", "torch")
 
 
 def expected(q, k, v, seen, score=lambda x: x, rows=slice(None)):

@@ -92,7 +92,11 @@ TEST(KernelName, Refusals) {
   expect_contains(refused("forward_sm80/n128"), "only forward_sm90");
   expect_contains(refused("forward_sm90/n256_s8"), "shared memory");
   expect_contains(refused("fast"),
-                  "accepted are forward_sm80_few_rows, forward_sm90, forward_sm80, ");
+                  "accepted are forward_sm80_few_rows, forward_sm90_float8, forward_sm90, ");
+  const std::string odd = refusal(ErrorCode::invalid_argument, [] {
+    chosen("b1_n512_h2_d128_q(e4m3)_kv(e4m3)_bf16", "forward_sm90_float8/n48");
+  });
+  expect_contains(odd, "'forward_sm90_float8/n48', of 48 keys; accepted are multiples of 32");
 }
 
 // Bits of dropout come for 64 keys, of which a tile may use 32: 16 would be none.
