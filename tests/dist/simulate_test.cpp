@@ -63,7 +63,8 @@ TEST(Simulate, ChunksPassBetweenNodesOnce) {
   nodes.node = 2;
   const double all = 2.0 * kRows * 128 * 2;  // K and V
   for (const int ranks : {4, 6}) {
-    const double crossings = all * (ranks / nodes.node - 1);
+    const int others = ranks / nodes.node - 1;  // nodes that a chunk enters
+    const double crossings = all * others;
     const Prediction forward = predict(plan_of(ranks), Phase::forward, nodes);
     EXPECT_NEAR(forward.far_bytes, crossings, kClose * all) << ranks;
     const Prediction backward = predict(plan_of(ranks), Phase::backward, nodes);
