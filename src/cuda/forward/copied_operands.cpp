@@ -48,7 +48,8 @@ bool takes(const ForwardKernel& kernel, const Problem& p, Arch arch,
            const ForwardTensors& of_call = {}) {
   const ForwardTensors tensors{.cache_aligned = !kernel.takes_e4m3 || of_call.cache_aligned,
                                .row_scales = of_call.row_scales};
-  return takes_types(kernel, p) && (p.key_list == 0 || kernel.takes_key_lists) &&
+  return takes_types(kernel, p) && (of_call.mapped || !kernel.reads_maps) &&
+         (p.key_list == 0 || kernel.takes_key_lists) &&
          kernel.choose({p, arch, tensors, forward_features(p, tensors), false, {}})
              .obstacle.empty();
 }

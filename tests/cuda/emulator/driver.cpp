@@ -239,6 +239,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, std:
   b.rank = rank;
   b.element_bytes = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
   for (std::uint32_t d = 0; d < rank; ++d) {
+    if (dims[d] == 0) return static_cast<CUresult>(1);  // CUDA_ERROR_INVALID_VALUE, as a driver's
     b.dims[d] = static_cast<std::uint32_t>(dims[d]);
     b.box[d] = box[d];
     if (d + 1 < rank) b.strides[d] = strides[d];
