@@ -96,7 +96,8 @@ struct OnlineSoftmax {
             class Pack>
   ATTN_DEVICE bool exponentiate(float (&s)[kCount], Exponent exponent, Between between, Pack pack) {
     float sum[2][2] = {};
-    constexpr int kEvery = 16;  // of the first row, where P are not summed but waited for
+    // Where P are not summed, between() gets the sum of every 16th of the first row.
+    constexpr int kEvery = 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float offset = kMasked && r[i] == minus_infinity() ? 0.f : -r[i];
