@@ -45,7 +45,7 @@ void check_arguments(const Tensor& x, CacheType type, const Tensor& to, const Te
   const ArgumentCheck check;
   if (type == CacheType::as_q || name(type) == "unknown") {
     check.refuse(fmt::format(
-        "type is {}; accepted are f64, f32, bf16, f16, e4m3, i8, q8_0 and q4_0", name(type)));
+        "type is {}; accepted are f64, f32, bf16, f16, e4m3, e5m2, i8, q8_0 and q4_0", name(type)));
   }
   check.view("x", x);
   if (x.rank < 1 || !is_floating(x.dtype)) {
@@ -69,7 +69,7 @@ void check_arguments(const Tensor& x, CacheType type, const Tensor& to, const Te
   const core::NamedTensor outputs[] = {{"to", to}, {"scale", distinct(scale)}};
   if (scale.given()) {
     if (!core::is_scaled(type)) {
-      check.refuse(fmt::format("scale is {} and type is {}; accepted with e4m3 and i8 alone",
+      check.refuse(fmt::format("scale is {} and type is {}; accepted with e4m3, e5m2 and i8 alone",
                                to_string(scale), name(type)));
     }
     check.view("scale", scale);
@@ -88,7 +88,7 @@ void check_arguments(const Tensor& x, CacheType type, const Tensor& to, const Te
 }
 
 float scale_of(double largest, CacheType type) {
-  return largest == 0 ? 1 : static_cast<float>(largest / (type == CacheType::e4m3 ? 448 : 127));
+  return largest == 0 ? 1 : static_cast<float>(largest / core::largest_number(type));
 }
 
 class Rows {

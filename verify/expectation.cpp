@@ -52,7 +52,7 @@ std::vector<Yardstick> tensor_core_yardsticks(const Problem& p) {
   if (p.dtype == DType::bf16 || p.dtype == DType::f16) {
     out.push_back({Precision::tensor_core, {.turn = 4}});
   }
-  if (core::is_e4m3(p)) out.push_back({Precision::tensor_core_8, {.turn = 4}});
+  if (core::is_float8(p)) out.push_back({Precision::tensor_core_8, {.turn = 4}});
   return out;
 }
 

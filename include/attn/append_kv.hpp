@@ -86,8 +86,8 @@ struct AppendInputs {
   // With norm: f32, bf16 or f16 [head_dim], contiguous. Not given: 1.
   Tensor norm_weight_q{};
   Tensor norm_weight_k{};
-  // Of caches of e4m3 and i8, by which rows are divided: f32 [1], or [heads_k], any stride. Not
-  // given here nor in AppendOutputs: 1.
+  // Of caches of e4m3, e5m2 and i8, by which rows are divided: f32 [1], or [heads_k], any stride.
+  // Not given here nor in AppendOutputs: 1.
   Tensor scale_k{};
   Tensor scale_v{};
 };
@@ -100,8 +100,9 @@ struct AppendOutputs {
   // that one layer of a cache of many is a view of it.
   Tensor k{};
   Tensor v{};
-  // Of caches of e4m3 and i8, where each key and head has a scale of its own: f32, as the cache but
-  // for the last dimension, any strides. It is chosen as attn::quantize does, and written.
+  // Of caches of e4m3, e5m2 and i8, where each key and head has a scale of its own: f32, as the
+  // cache but for the last dimension, any strides. It is chosen as attn::quantize does, and
+  // written.
   Tensor scale_k{};
   Tensor scale_v{};
 };

@@ -252,7 +252,7 @@ typedef struct attn_inputs {
   uint64_t num_buffers;
   const attn_tensor* scale_k;  // of caches in 8-bit types, as the text "kv(i8)" says them
   const attn_tensor* scale_v;
-  const attn_tensor* scale_q;  // of Q in 8 bits, as the text "q(e4m3)" says it
+  const attn_tensor* scale_q;  // of Q in 8 bits, as the text "q(e4m3)" or "q(e5m2)" says it
 } attn_inputs;
 
 // attn::Outputs. Every element of what is given is written, but in backward calls, which read them.

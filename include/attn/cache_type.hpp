@@ -20,6 +20,7 @@ enum class CacheType : std::uint8_t {
   bf16,
   f16,
   e4m3,  // u8: 8-bit floats (Open Compute Project, OFP8, 2023), each times a scale of Inputs
+  e5m2,  // u8: the same with a bit of the mantissa given to the exponent, and with infinities
   i8,    // u8: integers -128 to 127 in two's complement, likewise
   q8_0,  // u8: a row is blocks of 32 elements in 34 bytes, an f16 scale and 32 integers as of i8
   q4_0,  // u8: the same in 18 bytes, an f16 scale and 16 bytes; the lower four bits of byte i are
@@ -51,13 +52,13 @@ struct QuantizeOptions {
 //
 // x: f32, bf16, f16 or f64, [..., head_dim]; to: storage_dtype(type), [..., row_size(type,
 // head_dim)]; the last dimension of both has stride 1, other strides are free. scale: f32 [...],
-// any strides, with e4m3 and i8 alone: written where it is given, for each row its largest
-// magnitude / 448 (127), 1 for a row of zeros; not given, the scale is 1. Rows whose scale is one
-// number, along dimensions of stride 0 or in a block, share that of the largest magnitude of all of
-// them. Example: a scale for each sequence and head has stride 0 along seqlen. Blocks of q8_0 and
-// q4_0 write theirs into `to`, as ggml chooses them: of q8_0 the largest magnitude / 127, of q4_0
-// the number of largest magnitude / -8, rounded to f16. A number that is not finite makes the bytes
-// of all rows that share its scale meaningless.
+// any strides, with e4m3, e5m2 and i8 alone: written where it is given, for each row its largest
+// magnitude / 448 (57344; 127), 1 for a row of zeros; not given, the scale is 1. Rows whose scale
+// is one number, along dimensions of stride 0 or in a block, share that of the largest magnitude of
+// all of them. Example: a scale for each sequence and head has stride 0 along seqlen. Blocks of
+// q8_0 and q4_0 write theirs into `to`, as ggml chooses them: of q8_0 the largest magnitude / 127,
+// of q4_0 the number of largest magnitude / -8, rounded to f16. A number that is not finite makes
+// the bytes of all rows that share its scale meaningless.
 //
 // All memory is of the CPU; it runs on the calling thread. `to` and `scale` overlap nothing. Throws
 // Error(invalid_argument) before anything is written. Thread-safe.

@@ -28,13 +28,14 @@ struct Inputs {
                // head_dim]
   Tensor v{};  // as k, with head_dim_v. Of caches in types of their own the last dimension of k and
                // v has row_size() elements of storage_dtype() (cache_type.hpp)
-  // Where type_q is e4m3: f32, the scale of each query and head, [batch, seqlen_q, heads_q], packed
-  // as Q is, any strides; or [heads_q], one a head; or [1]. Not given: 1. Its elements are as those
-  // of scale_k. Example: one scale for each sequence and head has stride 0 along the queries.
+  // Where type_q is given: f32, the scale of each query and head, [batch, seqlen_q, heads_q],
+  // packed as Q is, any strides; or [heads_q], one a head; or [1]. Not given: 1. Its elements are
+  // as those of scale_k. Example: one scale for each sequence and head has stride 0 along the
+  // queries.
   Tensor scale_q{};
-  // Where type_k (type_v) is e4m3 or i8: f32, the scale of each key and head, [batch, seqlen_k,
-  // heads_k], packed or paged as K is, any strides; or [heads_k], one a head; or [1]. Not given: 1.
-  // One that is not finite makes its rows NaN.
+  // Where type_k (type_v) is e4m3, e5m2 or i8: f32, the scale of each key and head, [batch,
+  // seqlen_k, heads_k], packed or paged as K is, any strides; or [heads_k], one a head; or [1]. Not
+  // given: 1. One that is not finite makes its rows NaN.
   Tensor scale_k{};
   Tensor scale_v{};
   Tensor cu_seqlens_q{};  // i32 [batch + 1], contiguous: rows where sequences start,

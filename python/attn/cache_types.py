@@ -8,7 +8,7 @@ TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from typing import Any
 
-_CACHE_TYPES = ("f32", "bf16", "f16", "e4m3", "i8", "q8_0", "q4_0")
+_CACHE_TYPES = ("f32", "bf16", "f16", "e4m3", "e5m2", "i8", "q8_0", "q4_0")
 
 
 def cache_type(name: str, value: Any) -> str:
@@ -22,11 +22,11 @@ def type_tokens(type_q: Any, type_k: Any, type_v: Any, type_o: Any) -> list[str]
     """What a problem's text says of the types of q, k, v and of the output."""
     tokens = []
     if type_q is not None:
-        if type_q != "e4m3":
-            raise InvalidArgument(f"type_q is {type_q!r}; accepted are None and 'e4m3'")
+        if type_q not in ("e4m3", "e5m2"):
+            raise InvalidArgument(f"type_q is {type_q!r}; accepted are None, 'e4m3' and 'e5m2'")
         if type_o not in (None, "f32", "bf16", "f16"):
             raise InvalidArgument(f"type_o is {type_o!r}; accepted are 'f32', 'bf16', 'f16'")
-        tokens += ["q(e4m3)", type_o or "bf16"]
+        tokens += [f"q({type_q})", type_o or "bf16"]
     elif type_o is not None:
         raise InvalidArgument(f"type_o is {type_o!r} without type_q; accepted is None")
     for name, token, value in (("type_k", "k", type_k), ("type_v", "v", type_v)):

@@ -33,11 +33,13 @@ def quantize(
 
     Args:
         x: float32, bfloat16, float16 or float64 `[..., head_dim]`, in memory of the CPU.
-        type: "f32", "bf16", "f16", "e4m3", "i8", "q8_0" or "q4_0", as type_k of attn.attention.
-        out: Written, `[..., row]`: of floats as x and of their dtype; of "e4m3" and "i8" uint8 as
-            x; of blocks uint8 with 34 ("q8_0") or 18 ("q4_0") bytes for 32 elements.
-        scale: Written where it is given, float32 `[...]`, with "e4m3" and "i8" alone: what the
-            elements of a row are divided by, its largest magnitude / 448 (127). Not given, 1.
+        type: "f32", "bf16", "f16", "e4m3", "e5m2", "i8", "q8_0" or "q4_0", as type_k of
+            attn.attention.
+        out: Written, `[..., row]`: of floats as x and of their dtype; of "e4m3", "e5m2" and "i8"
+            uint8 as x; of blocks uint8 with 34 ("q8_0") or 18 ("q4_0") bytes for 32 elements.
+        scale: Written where it is given, float32 `[...]`, with "e4m3", "e5m2" and "i8" alone: what
+            the elements of a row are divided by, its largest magnitude / 448 (57344; 127). Not
+            given, 1.
         scales: Which rows share a scale, that of the largest of them: "row", none; "block",
             `block` neighbours along seqlen, each of which gets it; "head", all of a sequence and
             head, and scale is `[..., heads]`; "tensor", all, and scale is `[1]`. x is `[...,

@@ -119,13 +119,13 @@ def attention(  # noqa: F811
         prefix_page_table, seqlen_prefix: The same where the prefix lies in pages of k and v, beside
             `page_table`: int32 `[pages]`, and how many keys the prefix has.
         type_k, type_v: How k and v are stored, where not as q: "f32", "bf16", "f16", or uint8
-            arrays of "e4m3" and "i8", or of ggml's blocks "q8_0" and "q4_0", whose last dimension
-            is the bytes of a row (attn.quantize). Any pair beside any q but of float64. Forward
-            only.
-        scale_k, scale_v: Factors of "e4m3" and "i8": float32 `[1]`, `[heads_k]`, or one a key
-            and head, laid out as k without head_dim; 1.
-        type_q, scale_q: "e4m3": q is uint8, of 8-bit floats, and its factors likewise. Forward
-            only.
+            arrays of "e4m3", "e5m2" and "i8", or of ggml's blocks "q8_0" and "q4_0", whose last
+            dimension is the bytes of a row (attn.quantize). Any pair beside any q but of float64.
+            Forward only.
+        scale_k, scale_v: Factors of "e4m3", "e5m2" and "i8": float32 `[1]`, `[heads_k]`, or one a
+            key and head, laid out as k without head_dim; 1.
+        type_q, scale_q: "e4m3" or "e5m2": q is uint8, of 8-bit floats, and its factors likewise.
+            Forward only.
         type_o: Of `out` beside type_q: "bf16", "f16" or "f32"; "bf16". `out` must be given, but
             where it is "f32".
         layout: "bshd" as above; "bhsd": tensors of rank 4 are `[batch, heads, seqlen, head_dim]`,

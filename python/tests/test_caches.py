@@ -7,8 +7,9 @@ import attn
 
 RANDOM = np.random.default_rng(11)
 B, H, HK, N, M, D = 2, 4, 2, 5, 37, 64
-TYPES = ("f32", "f16", "e4m3", "i8", "q8_0", "q4_0")
-BYTES = {"f32": 64, "f16": 64, "e4m3": 64, "i8": 64, "q8_0": 68, "q4_0": 36}
+TYPES = ("f32", "f16", "e4m3", "e5m2", "i8", "q8_0", "q4_0")
+BYTES = {"f32": 64, "f16": 64, "e4m3": 64, "e5m2": 64, "i8": 64, "q8_0": 68, "q4_0": 36}
+STEPS = {"f32": 0, "f16": 1e-3, "e4m3": 0.13, "e5m2": 0.3, "i8": 0.02, "q8_0": 0.02, "q4_0": 0.5}
 
 
 def normal(*shape):
@@ -32,6 +33,8 @@ def numbers(kind, cache, scale=None):
     scale = 1.0 if scale is None else scale[..., None].astype(np.float64)
     if kind == "e4m3":
         return e4m3(cache) * scale
+    if kind == "e5m2":  # the upper half of f16
+        return (cache.astype(np.uint16) << 8).view(np.float16).astype(np.float64) * scale
     if kind == "i8":
         return cache.view(np.int8) * scale
     if kind in ("f32", "f16"):
@@ -50,7 +53,7 @@ def numbers(kind, cache, scale=None):
 def cached(kind, x):
     """x in a cache, the scales where it has them, and what it says."""
     out = empty(kind, *x.shape[:-1])
-    scale = np.zeros(x.shape[:-1], np.float32) if kind in ("e4m3", "i8") else None
+    scale = np.zeros(x.shape[:-1], np.float32) if kind in ("e4m3", "e5m2", "i8") else None
     assert attn.quantize(x, kind, out, scale) is out
     return out, scale, numbers(kind, out, scale)
 
@@ -59,8 +62,7 @@ def cached(kind, x):
 def test_rows_are_rounded_to_the_nearest_number(kind):
     x = normal(3, 5, D)
     *_, says = cached(kind, x)
-    step = {"f32": 0, "f16": 1e-3, "e4m3": 0.13, "i8": 0.02, "q8_0": 0.02, "q4_0": 0.5}[kind]
-    assert np.abs(says - x).max() <= step
+    assert np.abs(says - x).max() <= STEPS[kind]
     assert (kind == "f32") == bool((says == x).all())
 
 

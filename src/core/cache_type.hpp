@@ -40,17 +40,23 @@ inline bool has_own_types(const Problem& p) {
   return p.type_k != CacheType::as_q || p.type_v != CacheType::as_q;
 }
 inline bool has_own_type_q(const Problem& p) { return p.type_q != CacheType::as_q; }
+constexpr bool is_float8(CacheType type) {
+  return type == CacheType::e4m3 || type == CacheType::e5m2;
+}
 // Whether the products of Q K^T and of P V can be those of 8-bit floats.
-inline bool is_e4m3(const Problem& p) {
-  return p.type_q == CacheType::e4m3 && p.type_k == CacheType::e4m3 && p.type_v == CacheType::e4m3;
+inline bool is_float8(const Problem& p) {
+  return is_float8(p.type_q) && is_float8(p.type_k) && is_float8(p.type_v);
 }
 // Whether elements are blocks with a scale of their own, and whether scales of Inputs multiply
 // them.
 constexpr bool is_blocked(CacheType type) {
   return type == CacheType::q8_0 || type == CacheType::q4_0;
 }
-constexpr bool is_scaled(CacheType type) {
-  return type == CacheType::e4m3 || type == CacheType::i8;
+constexpr bool is_scaled(CacheType type) { return is_float8(type) || type == CacheType::i8; }
+
+// The largest number of a type that has scales: what a scale is chosen by.
+constexpr double largest_number(CacheType type) {
+  return type == CacheType::e4m3 ? 448 : type == CacheType::e5m2 ? 57344 : 127;
 }
 
 // Bytes of a row of `dim` elements. Example: 64 of q4_0 are 36.
@@ -65,6 +71,7 @@ constexpr std::int64_t row_bytes(CacheType type, std::int64_t dim) {
     case CacheType::f16:
       return 2 * dim;
     case CacheType::e4m3:
+    case CacheType::e5m2:
     case CacheType::i8:
       return dim;
     case CacheType::q8_0:

@@ -12,9 +12,10 @@ namespace attn {
 namespace {
 
 constexpr core::EnumName<CacheType> kCacheTypes[] = {
-    {CacheType::as_q, "as_q"}, {CacheType::f64, "f64"},   {CacheType::f32, "f32"},
-    {CacheType::bf16, "bf16"}, {CacheType::f16, "f16"},   {CacheType::e4m3, "e4m3"},
-    {CacheType::i8, "i8"},     {CacheType::q8_0, "q8_0"}, {CacheType::q4_0, "q4_0"},
+    {CacheType::as_q, "as_q"}, {CacheType::f64, "f64"}, {CacheType::f32, "f32"},
+    {CacheType::bf16, "bf16"}, {CacheType::f16, "f16"}, {CacheType::e4m3, "e4m3"},
+    {CacheType::e5m2, "e5m2"}, {CacheType::i8, "i8"},   {CacheType::q8_0, "q8_0"},
+    {CacheType::q4_0, "q4_0"},
 };
 
 }  // namespace
@@ -36,6 +37,7 @@ DType storage_dtype(CacheType type) noexcept {
     case CacheType::f16:
       return DType::f16;
     case CacheType::e4m3:
+    case CacheType::e5m2:
     case CacheType::i8:
     case CacheType::q8_0:
     case CacheType::q4_0:
@@ -124,6 +126,8 @@ double cached_element(const std::byte* row, std::int64_t i, CacheType type) {
       break;
     case CacheType::e4m3:
       return float8_value(static_cast<std::uint8_t>(row[i]), Float8::e4m3);
+    case CacheType::e5m2:
+      return float8_value(static_cast<std::uint8_t>(row[i]), Float8::e5m2);
     case CacheType::i8:
       return static_cast<std::int8_t>(row[i]);
     case CacheType::q8_0: {
@@ -151,8 +155,9 @@ void store_cached_row(std::byte* row, const double* values, std::int64_t dim, Ca
     return;
   }
   for (std::int64_t i = 0; i < dim; ++i) {
-    if (type == CacheType::e4m3) {
-      row[i] = static_cast<std::byte>(float8_bits(quotient(values[i], scale), Float8::e4m3));
+    if (is_float8(type)) {
+      const Float8 format = type == CacheType::e4m3 ? Float8::e4m3 : Float8::e5m2;
+      row[i] = static_cast<std::byte>(float8_bits(quotient(values[i], scale), format));
     } else if (type == CacheType::i8) {
       row[i] = as_byte(integer(quotient(values[i], scale), -128, 127));
     } else {

@@ -78,7 +78,7 @@ float store_appended_row(const core::AppendPart& part, const std::vector<double>
     double largest = 0;
     for (const double value : values) largest = std::max(largest, std::abs(value));
     if (largest > 0) {
-      scale = static_cast<float>(largest / (part.type == CacheType::e4m3 ? 448 : 127));
+      scale = static_cast<float>(largest / core::largest_number(part.type));
     }
   } else {
     scale = core::given_scale(part, head);

@@ -264,8 +264,9 @@ inline void AppendCase::draw_cache(CacheType& type, const Tensor& from, Owned& t
   const std::int64_t dim = from.shape[static_cast<std::size_t>(from.rank - 1)];
   const std::int64_t heads = from.shape[static_cast<std::size_t>(from.rank - 2)];
   do {
-    type = one_of({CacheType::as_q, CacheType::f32, CacheType::bf16, CacheType::f16,
-                   CacheType::e4m3, CacheType::i8, CacheType::q8_0, CacheType::q4_0});
+    type =
+        one_of({CacheType::as_q, CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::e4m3,
+                CacheType::e5m2, CacheType::i8, CacheType::q8_0, CacheType::q4_0});
   } while (core::is_blocked(type) && dim % core::kCacheBlock != 0);
   const DType stored = type == CacheType::as_q ? from.dtype : storage_dtype(type);
   to = Owned(stored, {blocks_, block_rows_, heads, row_size(type, dim)}, chance(30) ? 5 : 0);

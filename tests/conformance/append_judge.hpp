@@ -36,6 +36,9 @@ inline double allowed(CacheType type, double exact, double largest, double scale
     case CacheType::e4m3:
       return std::max(size * 0x1p-4, scale * 0x1p-10) + std::max(0.0, size - 448 * scale) +
              arithmetic;
+    case CacheType::e5m2:
+      return std::max(size * 0x1p-3, scale * 0x1p-17) + std::max(0.0, size - 57344 * scale) +
+             arithmetic;
     case CacheType::i8:
       return scale * 0.51 + std::max(0.0, size - 127 * scale) + arithmetic;
     case CacheType::q8_0:

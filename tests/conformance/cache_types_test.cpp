@@ -25,8 +25,8 @@
 namespace attn {
 namespace {
 
-constexpr CacheType kTypes[] = {CacheType::f32, CacheType::bf16, CacheType::f16, CacheType::e4m3,
-                                CacheType::i8,  CacheType::q8_0, CacheType::q4_0};
+constexpr CacheType kTypes[] = {CacheType::f32,  CacheType::bf16, CacheType::f16,  CacheType::e4m3,
+                                CacheType::e5m2, CacheType::i8,   CacheType::q8_0, CacheType::q4_0};
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 class CacheTypes : public ::testing::TestWithParam<CacheType> {};
@@ -121,6 +121,13 @@ TEST(CacheElements, OfBlocksAreThoseThatGgmlLaysOut) {
   }
 }
 
+TEST(CacheElements, OfE5M2HaveInfinities) {
+  const std::byte row[]{std::byte{0x7c}, std::byte{0xfc}};
+  EXPECT_EQ(core::cached_element(row, 0, CacheType::e5m2), std::numeric_limits<double>::infinity());
+  EXPECT_EQ(core::cached_element(row, 1, CacheType::e5m2),
+            -std::numeric_limits<double>::infinity());
+}
+
 TEST(CacheElements, OfBytesAreTimesTheirScale) {
   const std::vector<std::uint8_t> row{0x7e, 0xfe, 0x01, 0x38, 0x80, 0x08};
   float scale = 0.25f;
@@ -133,6 +140,10 @@ TEST(CacheElements, OfBytesAreTimesTheirScale) {
               (std::vector<float>{126, -2, 1, 56, -128, 8}));
     EXPECT_TRUE(std::isnan(OneKey(CacheType::e4m3, {0x7f}, 1).run(backend)[0]));
     EXPECT_TRUE(std::isnan(OneKey(CacheType::e4m3, {0xff}, 1).run(backend)[0]));
+    // Of e5m2 likewise: 57344, -57344, 2^-16, 0.5, -0 and 2^-13.
+    EXPECT_EQ(OneKey(CacheType::e5m2, {0x7b, 0xfb, 0x01, 0x38, 0x80, 0x08}, 6).run(backend, of_all),
+              (std::vector<float>{14336, -14336, 0x1p-18f, 0.125f, 0, 0x1p-15f}));
+    EXPECT_TRUE(std::isnan(OneKey(CacheType::e5m2, {0x7d}, 1).run(backend)[0]));
   }
 }
 
@@ -187,7 +198,8 @@ struct ManyKeys {
 
 // What a row does not see changes nothing, be it NaN by its bytes, its block or its scale.
 TEST(CacheElements, ThatAreNotFiniteStayWithTheRowsThatSeeThem) {
-  for (const CacheType type : {CacheType::e4m3, CacheType::i8, CacheType::q8_0, CacheType::q4_0}) {
+  for (const CacheType type :
+       {CacheType::e4m3, CacheType::e5m2, CacheType::i8, CacheType::q8_0, CacheType::q4_0}) {
     for (const std::int64_t queries : {2, 70}) {
       ManyKeys call(type, queries);
       const std::vector<float> before = call.run();
@@ -195,7 +207,7 @@ TEST(CacheElements, ThatAreNotFiniteStayWithTheRowsThatSeeThem) {
       if (type == CacheType::i8) {
         call.scale[static_cast<std::size_t>(key * ManyKeys::kHeads)] =
             std::numeric_limits<float>::infinity();
-      } else if (type == CacheType::e4m3) {
+      } else if (core::is_float8(type)) {
         call.row_of_v(key)[0] = 0x7f;
       } else {
         call.row_of_v(key)[1] = 0x7e;  // the scale of the first block: NaN
@@ -304,7 +316,7 @@ TEST(Quantize, RoundsToTheNearestNumberOfTheType) {
       double factor = 1;
       if (core::is_scaled(type)) {
         factor = scales[static_cast<std::size_t>(row)];
-        const double most = type == CacheType::e4m3 ? 448 : 127;
+        const double most = type == CacheType::e4m3 ? 448 : type == CacheType::e5m2 ? 57344 : 127;
         EXPECT_EQ(factor, largest == 0 ? 1 : static_cast<float>(largest / most)) << name(type);
       }
       for (std::int64_t i = 0; i < kDim; ++i) {
@@ -323,6 +335,9 @@ TEST(Quantize, RoundsToTheNearestNumberOfTheType) {
             break;
           case CacheType::e4m3:
             step = std::max(size * 0x1p-4, factor * 0x1p-10);
+            break;
+          case CacheType::e5m2:
+            step = std::max(size * 0x1p-3, factor * 0x1p-17);
             break;
           case CacheType::i8:
             step = factor / 2;

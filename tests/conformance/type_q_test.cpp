@@ -48,6 +48,7 @@ struct OneKey {
 TEST(TypeQ, AgreesWithTheReference) {
   constexpr const char* kCases[] = {
       "b2_sq1_sk200_hq8_hk2_d64_q(e4m3)_bf16",
+      "b2_sq7_sk90_hq4_hk2_d48_causal_q(e5m2)_kv(e4m3)_f16",
       "b2_sq40_sk139_hq4_hk2_d32_causal_paged16_q(e4m3)_kv(e4m3)_bf16",
       "b2_sq37_sk150_sp130_hq6_hk2_d96_q(e4m3)_kv(i8)_f16/padded_strided",
       "b2_sq3_sk90_hq6_hk2_d32_list40_q(e4m3)_f32",
@@ -143,9 +144,9 @@ TEST(TypeQ, IsRefusedByName) {
   expect_refusal(call, inputs(q), with([](Problem& p) { p.dtype = {}; }), kInvalid,
                  "dtype is not given and type_q is e4m3");
   expect_refusal(call, inputs(q), with([](Problem& p) { p.type_q = CacheType::i8; }), kInvalid,
-                 "type_q is i8; accepted are as_q and e4m3");
+                 "type_q is i8; accepted are as_q, e4m3 and e5m2");
   expect_refusal(call, inputs(q), with([](Problem& p) { p.type_q = CacheType::bf16; }), kInvalid,
-                 "type_q is bf16; accepted are as_q and e4m3");
+                 "type_q is bf16; accepted are as_q, e4m3 and e5m2");
   expect_refusal(call, inputs(q), with([](Problem& p) { p.type_q = static_cast<CacheType>(77); }),
                  kInvalid, "type_q is 77");
   expect_refusal(call, inputs(floats), call.problem, kInvalid, "q is f32[2, 3, 2, 2]");
@@ -159,7 +160,7 @@ TEST(TypeQ, IsRefusedByName) {
   expect_refusal(call, inputs(q, tensor(call.q.data(), {1})), call.problem, kInvalid,
                  "scale_q is u8[1]");
   EXPECT_THROW(make_plan(parse_problem("b1_n4_h1_d64_q(e4m3)_f64"), Phase::forward), Error);
-  EXPECT_THROW(parse_problem("b1_n4_h1_d64_q(e5m2)"), Error);
+  EXPECT_THROW(parse_problem("b1_n4_h1_d64_q(e3m4)"), Error);
   for (const char* text : {"b1_n4_h1_d64_q(e4m3)_bf16", "b1_n4_h1_d64_q(e4m3)_kv(e4m3)_f16"}) {
     try {
       make_plan(parse_problem(text), Phase::backward);

@@ -151,10 +151,10 @@ void check_scales(const ArgumentCheck& check, const AppendCall& call, AppendPart
                   const std::string& name, const Tensor& read, const Tensor& written) {
   const std::string label = "scale_" + name, label_written = label + " of the outputs";
   if (part == nullptr || !is_scaled(part->type)) {
-    const std::string because =
-        part == nullptr
-            ? name + " is not"
-            : fmt::format("the type of {} is {}, not e4m3 or i8", name, attn::name(part->type));
+    const std::string because = part == nullptr
+                                    ? name + " is not"
+                                    : fmt::format("the type of {} is {}, not e4m3, e5m2 or i8",
+                                                  name, attn::name(part->type));
     check.not_given(label, read, because);
     check.not_given(label_written, written, because);
     return;

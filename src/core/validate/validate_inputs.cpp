@@ -120,7 +120,7 @@ void check_scale(const ArgumentCheck& check, const Problem& p, const Inputs& inp
                  std::string_view name, const Tensor& t, std::string_view field, CacheType type) {
   if (!t.given()) return;
   if (!is_scaled(type)) {
-    check.refuse(fmt::format("{} is {} and {} is {}; accepted with e4m3 and i8 alone", name,
+    check.refuse(fmt::format("{} is {} and {} is {}; accepted with e4m3, e5m2 and i8 alone", name,
                              to_string(t), field, attn::name(type)));
   }
   if (check_scale_of_heads(check, name, t, "heads_k", p.heads_k)) return;
@@ -135,8 +135,8 @@ void check_scale_q(const ArgumentCheck& check, const Problem& p, const Inputs& i
   const Tensor& t = inputs.scale_q;
   if (!t.given()) return;
   if (!has_own_type_q(p)) {
-    check.refuse(
-        fmt::format("scale_q is {} and type_q is as_q; accepted with e4m3 alone", to_string(t)));
+    check.refuse(fmt::format("scale_q is {} and type_q is as_q; accepted with e4m3 and e5m2 alone",
+                             to_string(t)));
   }
   if (check_scale_of_heads(check, "scale_q", t, "heads_q", p.heads_q)) return;
   check.tensor("scale_q", t, DType::f32, shape_of_scales_q(p, inputs.q.shape[0]));

@@ -98,7 +98,7 @@ void check_cache_type(const ArgumentCheck& check, const Problem& p, std::string_
   if (type != CacheType::as_q && f64 != (type == CacheType::f64)) {
     check.refuse(
         fmt::format("{} is {} and dtype is {}; accepted are {}", field, name(type), name(p.dtype),
-                    f64 ? "as_q and f64" : "as_q, f32, bf16, f16, e4m3, i8, q8_0 and q4_0"));
+                    f64 ? "as_q and f64" : "as_q, f32, bf16, f16, e4m3, e5m2, i8, q8_0 and q4_0"));
   }
   if (is_blocked(type) && dim % kCacheBlock != 0) {
     check.refuse(
@@ -111,11 +111,11 @@ void check_cache_type(const ArgumentCheck& check, const Problem& p, std::string_
 void check_type_q(const ArgumentCheck& check, const Problem& p) {
   if (!has_own_type_q(p)) return;
   if (name(p.type_q) == "unknown") {
-    check.refuse(fmt::format("type_q is {}; accepted are as_q and e4m3 of cache_type.hpp",
+    check.refuse(fmt::format("type_q is {}; accepted are as_q, e4m3 and e5m2 of cache_type.hpp",
                              static_cast<int>(p.type_q)));
   }
-  if (p.type_q != CacheType::e4m3) {
-    check.refuse(fmt::format("type_q is {}; accepted are as_q and e4m3", name(p.type_q)));
+  if (!is_float8(p.type_q)) {
+    check.refuse(fmt::format("type_q is {}; accepted are as_q, e4m3 and e5m2", name(p.type_q)));
   }
   if (p.dtype == DType::f64) {
     check.refuse(fmt::format("type_q is {} and dtype is f64; accepted is as_q", name(p.type_q)));

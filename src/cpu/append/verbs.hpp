@@ -19,7 +19,7 @@ struct AppendSteps {
   bool interleaved = false;
   int hadamard = 1;  // size of the blocks of the rotation, a power of two; 1: none
   CacheType target = CacheType::f32;
-  bool chooses_scale = false;  // by which a row of e4m3 or i8 is divided
+  bool chooses_scale = false;  // by which a row of e4m3, e5m2 or i8 is divided
 };
 
 struct AppendVerb {

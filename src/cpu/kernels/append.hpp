@@ -142,6 +142,16 @@ ATTN_INLINE U to_e4m3(F v) {
   return (size < 0x1p-6f ? subnormal : normal) | ((bit_cast<U>(v) >> 24) & 0x80u);
 }
 
+// The e5m2 number nearest to v, likewise; 57344 at most. Its exponent is f32's less 112, its
+// smallest normal number 2^-14, and subnormal ones are multiples of 2^-16.
+ATTN_INLINE U to_e5m2(F v) {
+  const F size = min(magnitude(v), set1(57344.0f));
+  const U u = bit_cast<U>(size);
+  const U normal = (u - (112u << 23) + 0xfffffu + ((u >> 21) & 1u)) >> 21;
+  const U subnormal = bit_cast<U>(size + set1(0x1p7f)) - 0x43000000u;
+  return (size < 0x1p-14f ? subnormal : normal) | ((bit_cast<U>(v) >> 24) & 0x80u);
+}
+
 // x divided by a scale, as a product where the inverse is a number; 0 where the scale is 0.
 struct Divisor {
   float scale, inverse;
@@ -158,8 +168,14 @@ template <CacheType target>
 ATTN_INLINE B code_of(F x, const Divisor& by) {
   const F y = divided(x, by);
   if (target == CacheType::e4m3) return bytes_of(to_e4m3(y));
+  if (target == CacheType::e5m2) return bytes_of(to_e5m2(y));
   return bytes_of(bit_cast<U>(rounded_integer(y, -128, 127)) & 0xffu);
 }
+
+template <CacheType target>
+inline constexpr float kLargestNumber = target == CacheType::e4m3   ? 448.0f
+                                        : target == CacheType::e5m2 ? 57344.0f
+                                                                    : 127.0f;
 
 template <CacheType target>
 ATTN_INLINE float store_codes(const float* x, int dim, bool chooses, float scale, std::byte* to) {
@@ -167,7 +183,7 @@ ATTN_INLINE float store_codes(const float* x, int dim, bool chooses, float scale
     F most{};
     for (int i = 0; i < dim; i += kLanes) most = max(magnitude(load(x + i)), most);
     const float largest = largest_lane(most);
-    scale = largest == 0 ? 1 : largest / (target == CacheType::e4m3 ? 448.0f : 127.0f);
+    scale = largest == 0 ? 1 : largest / kLargestNumber<target>;
   }
   const Divisor by = divisor(scale);
   const int whole = dim / kLanes * kLanes;
@@ -241,6 +257,8 @@ ATTN_INLINE float store_append_row(const float* x, int dim, CacheType target, bo
       return scale;
     case CacheType::e4m3:
       return store_codes<CacheType::e4m3>(x, dim, chooses, scale, to);
+    case CacheType::e5m2:
+      return store_codes<CacheType::e5m2>(x, dim, chooses, scale, to);
     case CacheType::i8:
       return store_codes<CacheType::i8>(x, dim, chooses, scale, to);
     case CacheType::q8_0:

@@ -165,6 +165,9 @@ ATTN_INLINE F from_e4m3(B b) {
   return from_f16(magnitude == 0x7f ? H{} + 0x7e00 : bits) * set1(0x1p8f);
 }
 
+// e5m2 is the upper half of f16.
+ATTN_INLINE F from_e5m2(B b) { return from_f16(widen_bytes(b) << 8); }
+
 ATTN_INLINE float scale_of_block(const std::byte* block) {
   const auto bits = load_as<std::uint16_t>(block);
 #ifdef __F16C__
@@ -216,6 +219,8 @@ ATTN_INLINE F load_row(const std::byte* row, int i, CacheType type) {
       return load_row(row, i, DType::f16);
     case CacheType::e4m3:
       return from_e4m3(load_as<B>(row + i));
+    case CacheType::e5m2:
+      return from_e5m2(load_as<B>(row + i));
     case CacheType::i8:
       return from_i8(load_as<B>(row + i));
     case CacheType::q8_0:
@@ -239,6 +244,8 @@ ATTN_INLINE F load_row_part(const std::byte* row, int i, int count, CacheType ty
       return load_row_part(row, i, count, DType::f16);
     case CacheType::e4m3:
       return from_e4m3(load_bytes_part(row, i, count));
+    case CacheType::e5m2:
+      return from_e5m2(load_bytes_part(row, i, count));
     case CacheType::i8:
       return from_i8(load_bytes_part(row, i, count));
     case CacheType::as_q:
@@ -261,6 +268,8 @@ ATTN_INLINE void with_cache_type(CacheType type, const Body& body) {
       return body.template operator()<CacheType::f16>();
     case CacheType::e4m3:
       return body.template operator()<CacheType::e4m3>();
+    case CacheType::e5m2:
+      return body.template operator()<CacheType::e5m2>();
     case CacheType::i8:
       return body.template operator()<CacheType::i8>();
     case CacheType::q8_0:

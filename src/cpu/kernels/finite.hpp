@@ -91,6 +91,7 @@ static inline std::uint64_t nonfinite_rows(const std::byte* const* row, int coun
     case CacheType::i8:
       return 0;
     case CacheType::e4m3:
+    case CacheType::e5m2:
     case CacheType::q8_0:
     case CacheType::q4_0: {
       std::uint64_t rows = 0;

@@ -20,6 +20,10 @@ std::string_view element_type(DType dtype) {
   return {};
 }
 
+std::string_view float8_element(CacheType type) {
+  return type == CacheType::e5m2 ? "Float8E5M2" : "Float8E4M3";
+}
+
 ConfigText::ConfigText(DType dtype) : ConfigText(element_type(dtype)) {}
 ConfigText::ConfigText(std::string_view element) : text_("struct Config {\n") {
   type("Element", element);

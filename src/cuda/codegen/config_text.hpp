@@ -4,12 +4,15 @@
 #include <string>
 #include <string_view>
 
+#include "attn/cache_type.hpp"
 #include "attn/tensor.hpp"
 
 namespace attn::cuda {
 
 // The device's type of the elements of a tensor (src/cuda/device/ptx/math.cuh).
 std::string_view element_type(DType dtype);
+// Of e4m3 or e5m2.
+std::string_view float8_element(CacheType type);
 
 // One constant a call, in the order of the calls.
 class ConfigText {

@@ -27,7 +27,8 @@ constexpr Operands kSS{"ProductSS", false, "0, 0"}, kRS{"ProductRS", true, "1"},
     kST{"ProductST", false, "0, 1"}, kTS{"ProductTS", false, "1, 0"},
     kTT{"ProductTT", false, "1, 1"};
 
-// What is multiplied: the device's type, that of PTX, steps of k, and what follows the scales.
+// What is multiplied: the device's type, those of A and B in PTX, steps of k, and what follows the
+// scales.
 struct Elements {
   std::string_view name, ptx;
   int depth;
@@ -53,7 +54,7 @@ std::string print_product(const Elements& elements, int columns, const Operands&
       "    asm volatile(\n"
       "        \"{{\\n.reg .pred p;\\n.reg .b64 da, db;\\n\"\n"
       "        \"setp.ne.b32 p, %{5}, 0;\\nmov.b64 db, {{%{6}, {7}}};\\n\"\n"
-      "        {8}\"wgmma.mma_async.sync.aligned.m64n{2}k{15}.f32.{9}.{9} \"\n"
+      "        {8}\"wgmma.mma_async.sync.aligned.m64n{2}k{15}.f32.{9} \"\n"
       "        \"{{{10}}}, {11}, db, p, 1, 1{12};\\n}}\"\n"
       "        : {13}\n"
       "        : {14}, \"r\"(b), \"r\"(add));\n"
@@ -67,8 +68,9 @@ std::string print_product(const Elements& elements, int columns, const Operands&
 }
 std::string print_product(DType dtype, int columns, const Operands& kind) {
   const std::string flags = fmt::format(", {}", kind.transposed);
-  if (dtype == DType::bf16) return print_product({"BFloat16", "bf16", 16, flags}, columns, kind);
-  return print_product({"Float16", "f16", 16, flags}, columns, kind);
+  if (dtype == DType::bf16)
+    return print_product({"BFloat16", "bf16.bf16", 16, flags}, columns, kind);
+  return print_product({"Float16", "f16.f16", 16, flags}, columns, kind);
 }
 
 }  // namespace
@@ -89,14 +91,14 @@ std::string print_product_tt(DType dtype, int columns) {
   return print_product(dtype, columns, kTT);
 }
 
-std::string print_product_float8(std::string_view element, std::string_view format, int columns) {
-  return print_product({element, format, 32, ""}, columns, kSS);
+std::string print_product_float8(std::string_view element, std::string_view formats, int columns) {
+  return print_product({element, formats, 32, ""}, columns, kSS);
 }
-std::string print_product_rs_float8(std::string_view element, std::string_view format,
+std::string print_product_rs_float8(std::string_view element, std::string_view formats,
                                     int columns) {
-  return print_product({element, format, 32, ""}, columns, kRS);
+  return print_product({element, formats, 32, ""}, columns, kRS);
 }
-std::string print_product_with_sums(std::string_view element, std::string_view format,
+std::string print_product_with_sums(std::string_view element, std::string_view formats,
                                     int columns) {
   constexpr int kSums = 4;
   const int count = columns / 2 + kSums;
@@ -113,14 +115,14 @@ std::string print_product_with_sums(std::string_view element, std::string_view f
       "    asm volatile(\n"
       "        \"{{\\n.reg .pred p;\\n.reg .b64 db;\\n\"\n"
       "        \"setp.ne.b32 p, %{4}, 0;\\nmov.b64 db, {{%{5}, {6}}};\\n\"\n"
-      "        \"wgmma.mma_async.sync.aligned.m64n{7}k32.f32.{8}.{8} \"\n"
+      "        \"wgmma.mma_async.sync.aligned.m64n{7}k32.f32.{8} \"\n"
       "        \"{{{9}}}, {{{10}}}, db, p, 1, 1;\\n}}\"\n"
       "        : {11}\n"
       "        : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b), \"r\"(add));\n"
       "  }}\n"
       "}};\n",
       element, columns, columns / 2, kSums, count + 5, count + 4, kDescriptorHigh, columns + 8,
-      format, operands(0, count), operands(count, 4), accumulators);
+      formats, operands(0, count), operands(count, 4), accumulators);
 }
 
 }  // namespace attn::cuda

@@ -28,12 +28,14 @@ std::string print_product_ts(DType dtype, int columns);
 std::string print_product_tt(DType dtype, int columns);
 
 // Prints a product of 8-bit floats, m64 x `columns` x k32, both in shared memory with rows along k,
-// as ProductSS of `element`, the type's name in device code. format: "e4m3" or "e5m2".
-std::string print_product_float8(std::string_view element, std::string_view format, int columns);
+// as ProductSS of `element`, a type's name in device code. formats: of A and B, as "e4m3.e5m2".
+std::string print_product_float8(std::string_view element, std::string_view formats, int columns);
 // The same as ProductRS, with A in registers; B has rows along k too.
-std::string print_product_rs_float8(std::string_view element, std::string_view format, int columns);
+std::string print_product_rs_float8(std::string_view element, std::string_view formats,
+                                    int columns);
 // The same as ProductWithSums: B has 8 rows behind its `columns`, whose products go to four
 // accumulators of their own, run(d, sums, a, b, add).
-std::string print_product_with_sums(std::string_view element, std::string_view format, int columns);
+std::string print_product_with_sums(std::string_view element, std::string_view formats,
+                                    int columns);
 
 }  // namespace attn::cuda

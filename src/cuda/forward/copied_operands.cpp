@@ -46,7 +46,7 @@ std::int64_t columns_of(const Problem& p, std::int64_t dim) {
 // Whether a kernel takes the problem with the types that it has.
 bool takes(const ForwardKernel& kernel, const Problem& p, Arch arch,
            const ForwardTensors& of_call = {}) {
-  const ForwardTensors tensors{.cache_aligned = !kernel.takes_e4m3 || of_call.cache_aligned,
+  const ForwardTensors tensors{.cache_aligned = !kernel.takes_float8 || of_call.cache_aligned,
                                .row_scales = of_call.row_scales};
   return takes_types(kernel, p) && (of_call.mapped || !kernel.reads_maps) &&
          (p.key_list == 0 || kernel.takes_key_lists) &&

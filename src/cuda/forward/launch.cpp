@@ -40,7 +40,7 @@ ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outp
   own.uneven_q = is_uneven(plan, inputs);
   own.seqused_q = inputs.seqused_q.given();
   own.seqused_k = inputs.seqused_k.given();
-  own.lse = outputs.lse.given() && core::is_e4m3(p);
+  own.lse = outputs.lse.given() && core::is_float8(p);
   describe_operands(own, p, inputs, inputs.k, inputs.v);
   own.aligned = own.aligned && alignment_of(outputs.o) % 16 == 0;
   if (p.seqlen_prefix > 0) {

@@ -124,7 +124,7 @@ void describe_operands(ForwardTensors& to, const Problem& p, const Inputs& input
   to.scale_q = inputs.scale_q.given();
   to.scale_k = inputs.scale_k.given();
   to.scale_v = inputs.scale_v.given();
-  to.row_scales = core::is_e4m3(p) && has_row_scales(p, inputs);
+  to.row_scales = core::is_float8(p) && has_row_scales(p, inputs);
   if (core::has_own_types(p)) {
     to.cache_aligned = to.cache_aligned &&
                        alignment_of(k) % cache_alignment(core::type_of_k(p), p.head_dim) == 0 &&

@@ -28,6 +28,8 @@ std::string_view cache_type(CacheType type) {
       return "CacheF16";
     case CacheType::e4m3:
       return "CacheE4M3";
+    case CacheType::e5m2:
+      return "CacheE5M2";
     case CacheType::i8:
       return "CacheI8";
     case CacheType::q8_0:
@@ -56,8 +58,13 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   text.flag("kUsedQ", f.used_q);
   text.flag("kUsedK", f.used_k);
   text.flag("kVectorO", f.vector_o);
-  text.flag("kFloat8", c.kernel->takes_e4m3);
-  text.flag("kClearTail", !c.kernel->takes_e4m3 && (f.packed_k || f.used_k || f.paged));
+  text.flag("kFloat8", c.kernel->takes_float8);
+  if (c.kernel->takes_float8) {
+    text.type("OperandQ", float8_element(f.type_q));
+    text.type("OperandK", float8_element(f.type_k));
+    text.type("OperandV", float8_element(f.type_v));
+  }
+  text.flag("kClearTail", !c.kernel->takes_float8 && (f.packed_k || f.used_k || f.paged));
   text.flag("kHidesKeys", f.hides_keys);
   text.flag("kSplits", splits);
   text.flag("kByLength", splits && c.by_length);

@@ -44,6 +44,7 @@ Tensor transposed_values(const Problem& p, const ForwardConfig& config, const Te
 Source transpose_source(const ForwardConfig& c) {
   const ForwardFeatures& f = c.features;
   ConfigText config(f.dtype);
+  config.type("OperandV", float8_element(f.type_v));
   config.number("kHeadDimV", f.head_dim_v);
   config.number("kTransposedUnit", static_cast<int>(unit_of(c)));
   config.number("kPageSize", f.page_size);

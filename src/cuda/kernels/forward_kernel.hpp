@@ -106,7 +106,7 @@ struct ForwardKernel {
   bool takes_pieces = false;
   bool takes_key_lists = false;
   bool takes_cache_types = false;  // of its own, of K and V
-  bool takes_e4m3 = false;         // Q, K and V that all are e4m3
+  bool takes_float8 = false;       // Q, K and V that all are e4m3 or e5m2
   bool bounds_keys = false;        // takes more of the mask as bounds of the key
 
   bool runs_by_name_only() const noexcept { return algorithm != Algorithm::flash_attention_2; }

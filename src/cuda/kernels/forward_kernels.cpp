@@ -30,7 +30,7 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .takes_parts = true,
                     .reads_maps = true,
                     .stays = true,
-                    .takes_e4m3 = true,
+                    .takes_float8 = true,
                     .bounds_keys = true},
       ForwardKernel{.name = "forward_sm90",
                     .choose = choose_forward_sm90,

@@ -50,7 +50,7 @@ std::string print_config(const MatmulConfig& c) {
 
 std::string print_product(const MatmulConfig& c, int columns) {
   if (c.float8 != Float8::none) {
-    return print_product_float8(element_of(c), name(c.float8), columns);
+    return print_product_float8(element_of(c), fmt::format("{0}.{0}", name(c.float8)), columns);
   }
   if (c.steps_together_a) {
     return c.steps_together_b ? print_product_ss(c.dtype, columns)

@@ -113,7 +113,7 @@ ForwardConfig choose_for(const Problem& problem, const Problem& named_problem, A
 }  // namespace
 
 bool takes_types(const ForwardKernel& kernel, const Problem& p) {
-  if (kernel.takes_e4m3 && core::is_e4m3(p)) return true;
+  if (kernel.takes_float8 && core::is_float8(p)) return true;
   return !core::has_own_type_q(p) && (!core::has_own_types(p) || kernel.takes_cache_types);
 }
 

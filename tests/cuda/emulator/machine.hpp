@@ -104,8 +104,9 @@ struct Product {
   unsigned descriptor_a, descriptor_b;
   int columns;
   bool add, half, transposed_a = false, transposed_b = false;
-  Float8 float8 = Float8::none;  // of both operands, B with rows along k: 32 steps
-  float* sums = nullptr;         // the last four accumulators, where they are apart
+  // Of A and of B, which then has rows along k: 32 steps.
+  Float8 float8 = Float8::none, float8_b = Float8::none;
+  float* sums = nullptr;  // the last four accumulators, where they are apart
 };
 void product(const Product& product);
 void commit_products();

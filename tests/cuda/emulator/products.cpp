@@ -70,11 +70,11 @@ void multiply_float8(const Product& p, std::size_t group, std::size_t position) 
     const unsigned word = owner.products[group][position].a[k / 16 * 2 + half];
     return widen8(static_cast<char>(word >> (8 * (k % 4))), p.float8);
   };
-  const auto value = [&](unsigned descriptor, unsigned row, unsigned k) {
+  const auto value = [&](unsigned descriptor, unsigned row, unsigned k, Float8 format) {
     const unsigned address = ((descriptor & 0x3fff) << 4) + row * 128 + k;
     const unsigned at = address ^ ((address >> 7 & 7) << 4);
     check_address(at, 1);
-    return widen8(block->shared[at], p.float8);
+    return widen8(block->shared[at], format);
   };
   for (int r = 0; r < p.columns / 2; ++r) {
     const auto i = static_cast<unsigned>(r);
@@ -82,8 +82,8 @@ void multiply_float8(const Product& p, std::size_t group, std::size_t position) 
     const unsigned column = i / 4 * 8 + lane % 4 * 2 + i % 2;
     float a[32], b[32];
     for (unsigned k = 0; k < 32; ++k) {
-      a[k] = p.a != nullptr ? in_registers(i / 2 % 2, k) : value(p.descriptor_a, row, k);
-      b[k] = value(p.descriptor_b, column, k);
+      a[k] = p.a != nullptr ? in_registers(i / 2 % 2, k) : value(p.descriptor_a, row, k, p.float8);
+      b[k] = value(p.descriptor_b, column, k, p.float8_b);
     }
     const int of_d = p.columns / 2 - (p.sums != nullptr ? 4 : 0);
     float& d = r < of_d ? p.d[r] : p.sums[r - of_d];

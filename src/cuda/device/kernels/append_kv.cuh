@@ -101,6 +101,29 @@ ATTN_DEVICE unsigned append_e4m3(float x) {
   return (u - (120u << 23) + 0x7ffffu + (u >> 20 & 1u)) >> 20 | sign;
 }
 
+// The e5m2 number nearest to x, likewise; 57344 at most.
+ATTN_DEVICE unsigned append_e5m2(float x) {
+  const float size = fminf(fabsf(x), 57344.f);
+  const unsigned u = __float_as_uint(size);
+  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
+  // Below 2^-14 adding 2^7 leaves multiples of 2^-16 in the low bits.
+  if (size < 0x1p-14f) return (__float_as_uint(size + 0x1p7f) - 0x43000000u) | sign;
+  // f32's exponent less 112 is e5m2's, and 21 bits are rounded away.
+  return (u - (112u << 23) + 0xfffffu + (u >> 21 & 1u)) >> 21 | sign;
+}
+
+// The number of a type with scales that is nearest to y, and the largest that there is.
+template <AppendTarget kTarget>
+ATTN_DEVICE unsigned append_code(float y) {
+  if constexpr (kTarget == AppendTarget::e4m3) return append_e4m3(y);
+  if constexpr (kTarget == AppendTarget::e5m2) return append_e5m2(y);
+  return static_cast<unsigned>(append_integer(y, -128, 127)) & 0xffu;
+}
+template <AppendTarget kTarget>
+inline constexpr float kLargestCode = kTarget == AppendTarget::e4m3   ? 448.f
+                                      : kTarget == AppendTarget::e5m2 ? 57344.f
+                                                                      : 127.f;
+
 // Elements that are loaded or stored at once.
 template <class Element, int kWide>
 struct alignas(kWide * sizeof(typename Scalar<Element>::Storage)) AppendPacket {
@@ -225,14 +248,13 @@ struct AppendPart {
   }
 
   ATTN_DEVICE void store_codes(const AppendPlace& at, int head, long long offset) const {
-    constexpr bool kFloat = kTarget == AppendTarget::e4m3;
     float scale = 1;
     if constexpr (kScale == AppendScale::given) scale = part.scale[head * part.scale_head];
     if constexpr (kScale == AppendScale::chosen) {
       float largest = 0;
       for_each([&](int i) { largest = fmaxf(largest, fabsf(x[i])); });
       largest = largest_of_warp(largest);
-      scale = largest == 0 ? 1.f : __fdiv_rn(largest, kFloat ? 448.f : 127.f);
+      scale = largest == 0 ? 1.f : __fdiv_rn(largest, kLargestCode<kTarget>);
       if (lane == 0) {
         part.scale[at.block * part.scale_block + at.in_block * part.scale_row +
                    head * part.scale_head] = scale;
@@ -241,8 +263,7 @@ struct AppendPart {
     auto* to = static_cast<unsigned char*>(part.to) + offset;
     for_each([&](int i) {
       const float y = divided(x[i], scale);
-      to[i] = static_cast<unsigned char>(
-          kFloat ? append_e4m3(y) : static_cast<unsigned>(append_integer(y, -128, 127)) & 0xffu);
+      to[i] = static_cast<unsigned char>(append_code<kTarget>(y));
     });
   }
 
@@ -293,7 +314,8 @@ struct AppendPart {
       store_floats<BFloat16>(offset);
     } else if constexpr (kTarget == AppendTarget::f16) {
       store_floats<Float16>(offset);
-    } else if constexpr (kTarget == AppendTarget::e4m3 || kTarget == AppendTarget::i8) {
+    } else if constexpr (kTarget == AppendTarget::e4m3 || kTarget == AppendTarget::e5m2 ||
+                         kTarget == AppendTarget::i8) {
       store_codes(at, head, offset);
     } else {
       store_blocks(offset);

@@ -69,7 +69,7 @@ ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
 // Of 8-bit floats: the operand whose product with P is the sum of P.
 template <class C>
 ATTN_DEVICE void store_ones(unsigned shared) {
-  constexpr int kOne = 0x38383838;  // of e4m3
+  constexpr int kOne = Scalar<typename C::OperandV>::kOnes;
   const int i = static_cast<int>(threadIdx.x);
   if (i < ForwardSm90Layout<C>::kOnes / 16) {
     const int w = i < 8 ? kOne : 0;  // the first row

@@ -6,6 +6,7 @@
 // Reads of C:
 //   kHeadDimV            a multiple of 16; kRowsOfOnes rows more are written
 //   kTransposedUnit      of keys, a multiple of 128
+//   OperandV             Float8E4M3 or Float8E5M2
 //   kPageSize, kPackedK, kUsedK (and kPackedQ, kUsedQ, which are false)
 // Grid: blocks of kTransposeThreads threads, one for 128 keys of a sequence and head, with dynamic
 // shared memory for these keys and 16 bytes more after every 16.
@@ -18,6 +19,7 @@
 #include "schedule/sequence.cuh"
 #include "schedule/transposed_values.cuh"
 #include "tile/accumulator.cuh"
+#include "tile/scalar.cuh"
 
 namespace attn::device {
 
@@ -92,7 +94,7 @@ struct TransposeValues {
 
   ATTN_DEVICE void store_ones(unsigned char* to) const {
     constexpr int kVectorsOfKeys = kKeys / 16;
-    constexpr unsigned kOnes = 0x38383838;  // of e4m3
+    constexpr unsigned kOnes = Scalar<typename C::OperandV>::kOnes;
     const int i = static_cast<int>(threadIdx.x);
     if (i >= kRowsOfOnes * kVectorsOfKeys) return;
     const int row = C::kHeadDimV + i / kVectorsOfKeys;

@@ -82,14 +82,8 @@ struct Float8E4M3 {
   }
 };
 struct Float8E5M2 {};
-// What tensor cores read of a problem: 8-bit floats, or its elements.
-template <bool kFloat8, class Element>
-struct OperandOf {
-  using Type = Element;
-};
-template <class Element>
-struct OperandOf<true, Element> {
-  using Type = Float8E4M3;
-};
+// The operands of a product of 8-bit floats, each of its own format.
+template <class A, class B>
+struct Float8Pair {};
 
 }  // namespace attn::device

@@ -34,7 +34,7 @@ template <class C, class Expressions>
 struct VisibleRow {
   using Element = typename C::Element;
   using Storage = typename Scalar<Element>::Storage;
-  using QueryElement = typename OperandOf<C::kFloat8, Element>::Type;
+  using QueryElement = typename OperandsOf<C>::Query;
   using QueryStorage = typename Scalar<QueryElement>::Storage;
   using StoredElement = typename StoredAs<C::kSplits, Element>::Type;
   using Stored = typename Scalar<StoredElement>::Storage;

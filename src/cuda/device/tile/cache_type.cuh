@@ -151,6 +151,19 @@ struct CacheE4M3 : PlainRows<1> {
   }
 };
 
+// e5m2 is the upper half of f16.
+struct CacheE5M2 : PlainRows<1> {
+  static ATTN_DEVICE float element(const char* row, int i) {
+    return Scalar<Float8E5M2>::from(static_cast<unsigned char>(row[i]));
+  }
+  template <class Element, int kI, int kJ>
+  static ATTN_DEVICE unsigned pair(const Quad& a, const Quad& b) {
+    constexpr unsigned kBytes = kI << 4 | (4 + kJ) << 12;
+    return Converted<Float16, Element>::pair(take_bytes(a.word[0], b.word[0], kBytes) &
+                                             0xff00ff00u);
+  }
+};
+
 // Integers of 8 bits in two's complement, at the low end of each half, are exact in both types.
 template <class Element>
 struct Integers;

@@ -35,9 +35,11 @@ struct Scalar<Float16> {
 };
 
 // 8-bit floats are read only. Their bits are those of a half, but for the bias of e4m3's exponent.
+// kOnes: four times 1.
 template <>
 struct Scalar<Float8E4M3> {
   using Storage = unsigned char;
+  static constexpr unsigned kOnes = 0x38383838;
   static ATTN_DEVICE float from(unsigned char stored) {
     const unsigned half = (stored & 0x80u) << 8 | (stored & 0x7fu) << 7;
     if ((stored & 0x7fu) == 0x7fu) return __uint_as_float(0x7fc00000u);
@@ -47,9 +49,24 @@ struct Scalar<Float8E4M3> {
 template <>
 struct Scalar<Float8E5M2> {
   using Storage = unsigned char;
+  static constexpr unsigned kOnes = 0x3c3c3c3c;
   static ATTN_DEVICE float from(unsigned char stored) {
     return float_of_half(static_cast<unsigned short>(static_cast<unsigned>(stored) << 8));
   }
+};
+
+// The elements of Q, and what the products Q K^T and P V are of.
+template <class C, bool kFloat8 = C::kFloat8>
+struct OperandsOf {
+  using Query = typename C::Element;
+  using Scores = typename C::Element;
+  using Values = typename C::Element;
+};
+template <class C>
+struct OperandsOf<C, true> {
+  using Query = typename C::OperandQ;
+  using Scores = Float8Pair<typename C::OperandQ, typename C::OperandK>;
+  using Values = Float8Pair<Float8E4M3, typename C::OperandV>;
 };
 
 // The address of an element.

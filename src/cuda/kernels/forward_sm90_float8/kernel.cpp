@@ -10,6 +10,7 @@
 #include "attn/error.hpp"
 #include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
+#include "cuda/codegen/config_text.hpp"
 #include "cuda/codegen/wgmma_text.hpp"
 #include "cuda/kernels/forward_tiles.hpp"
 #include "cuda/problem_parameters.hpp"
@@ -22,7 +23,6 @@ using core::ceil_div;
 using enum Condition;
 
 constexpr std::uint32_t kPanel = 128;  // columns of Q and K, and keys of V, in 128 bytes
-constexpr std::string_view kElement = "Float8E4M3", kFormat = "e4m3";
 
 // As forward_sm90_shapes(). A consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P
 // (block_n / 8).
@@ -42,8 +42,8 @@ std::string obstacle(const ForwardRequest& request) {
   if (request.arch.number != 90) {
     return fmt::format("the architecture is {}; accepted is sm_90a", to_string(request.arch));
   }
-  if (!core::is_e4m3(p)) {
-    return fmt::format("type_q is {}, type_k {} and type_v {}; accepted is e4m3 of all",
+  if (!core::is_float8(p)) {
+    return fmt::format("type_q is {}, type_k {} and type_v {}; accepted are e4m3 and e5m2 of all",
                        name(p.type_q), name(p.type_k), name(p.type_v));
   }
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
@@ -69,6 +69,15 @@ std::string obstacle(const ForwardRequest& request) {
     return "rows have scales of their own; accepted are those of a batch entry and head";
   }
   return {};
+}
+
+// A product's, in device code and in PTX. P is e4m3.
+struct Operands {
+  std::string elements, formats;
+};
+Operands operands(CacheType a, CacheType b) {
+  return {fmt::format("Float8Pair<{}, {}>", float8_element(a), float8_element(b)),
+          fmt::format("{}.{}", name(a), name(b))};
 }
 
 bool encode_v(CUtensorMap& map, const Problem& p, const Tensor& v, int rows) {
@@ -128,10 +137,15 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
 }
 
 std::string ForwardSm90Float8::declarations(const ForwardConfig& config) const {
-  return product_declarations() + print_product_float8(kElement, kFormat, config.tiling.keys) +
-         (has_ones_in_v(config.features) ? print_product_with_sums : print_product_rs_float8)(
-             kElement, kFormat, config.features.head_dim_v) +
-         (sums_by_product ? print_product_rs_float8(kElement, kFormat, kRowsOfOnes) : "");
+  const ForwardFeatures& f = config.features;
+  const Operands scores = operands(f.type_q, f.type_k),
+                 values = operands(CacheType::e4m3, f.type_v);
+  return product_declarations() +
+         print_product_float8(scores.elements, scores.formats, config.tiling.keys) +
+         (has_ones_in_v(f) ? print_product_with_sums : print_product_rs_float8)(
+             values.elements, values.formats, f.head_dim_v) +
+         (sums_by_product ? print_product_rs_float8(values.elements, values.formats, kRowsOfOnes)
+                          : "");
 }
 
 std::optional<ForwardMaps> ForwardSm90Float8::maps(const ForwardConfig& config, const Problem& p,

@@ -36,7 +36,7 @@ struct ForwardSm90Products {
   using Tiles = ForwardSm90Tiles<C, Expressions>;
   using State = ForwardSm90State<C>;
   using Layout = typename Tiles::Layout;
-  using Operand = typename Tiles::Operand;
+  using Operands = typename Tiles::Operands;
   using Own = typename Tiles::Own;
 
   const Tiles& tiles;
@@ -94,9 +94,9 @@ struct ForwardSm90Products {
 #pragma unroll
     for (int step = 0; step < Tiles::kStepsK; ++step) {
       const int panel = step / 4, inside = step % 4 * 32;
-      ProductSS<Operand, C::kBlockN>::run(c.s, q + descriptor_step(panel * 8192 + inside),
-                                          k + descriptor_step(panel * Layout::kPanelBytes + inside),
-                                          step > 0);
+      ProductSS<typename Operands::Scores, C::kBlockN>::run(
+          c.s, q + descriptor_step(panel * 8192 + inside),
+          k + descriptor_step(panel * Layout::kPanelBytes + inside), step > 0);
     }
     wgmma_commit();
   }
@@ -109,12 +109,13 @@ struct ForwardSm90Products {
         const unsigned* const p = &c.probability[4 * step];
         const bool adds = step > 0 || (add && !c.float8.taken);
         if constexpr (Layout::kOnesInV) {
-          ProductWithSums<Operand, C::kHeadDimV>::run(c.o, c.float8.sums, p,
-                                                      v + descriptor_step(place), adds);
+          ProductWithSums<typename Operands::Values, C::kHeadDimV>::run(
+              c.o, c.float8.sums, p, v + descriptor_step(place), adds);
         } else {
-          ProductRS<Operand, C::kHeadDimV>::run(c.o, p, v + descriptor_step(place), adds);
+          ProductRS<typename Operands::Values, C::kHeadDimV>::run(c.o, p,
+                                                                  v + descriptor_step(place), adds);
           if constexpr (C::kSumsByProduct) {
-            ProductRS<Operand, kRowsOfOnes>::run(
+            ProductRS<typename Operands::Values, kRowsOfOnes>::run(
                 c.float8.sums, p, matrix_descriptor(tiles.shared + Layout::kOnesAt, 0), adds);
           }
         }
@@ -123,8 +124,8 @@ struct ForwardSm90Products {
     } else {
 #pragma unroll
       for (int step = 0; step < C::kBlockN / 16; ++step) {
-        ProductRS<Operand, C::kHeadDimV>::run(c.o, &c.probability[4 * step],
-                                              v + descriptor_step(step * 2048), step > 0 || add);
+        ProductRS<typename Operands::Values, C::kHeadDimV>::run(
+            c.o, &c.probability[4 * step], v + descriptor_step(step * 2048), step > 0 || add);
       }
     }
     wgmma_commit();

@@ -22,7 +22,7 @@ struct ForwardSm90Tiles {
   using Layout = ForwardSm90Layout<C>;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
   using Element = typename C::Element;               // of O
-  using Operand = typename OperandOf<C::kFloat8, Element>::Type;
+  using Operands = OperandsOf<C>;
   static constexpr int kBlockM = 64 * C::kConsumers;
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
   static constexpr int kStepsK = divide_up < C::kFloat8 ? 32 : 16 > (C::kHeadDim);

@@ -62,14 +62,8 @@ struct Float8E4M3 {
   }
 };
 struct Float8E5M2 {};
-template <bool kFloat8, class Element>
-struct OperandOf {
-  using Type = Element;
-};
-template <class Element>
-struct OperandOf<true, Element> {
-  using Type = Float8E4M3;
-};
+template <class A, class B>
+struct Float8Pair {};
 
 inline float float_of_half(unsigned short bits) { return emulator::widen(bits, true); }
 
