@@ -381,7 +381,7 @@ def test_refusals_of_packed_tensors_and_of_float8():
     with pytest.raises(RuntimeError, match=r"qkv has shape \(1, 4, 2, 2, 8\); accepted is"):
         fa2.flash_attn_qkvpacked_func(torch.randn(1, 4, 2, 2, 8))
     q = torch.randn(1, 4, 2, 8)
-    with pytest.raises(NotImplementedError, match="k_descale is given; accepted is None"):
+    with pytest.raises(NotImplementedError, match="k_descale is given and q is torch.float32"):
         fa3.flash_attn_func(q, q, q, k_descale=torch.ones(1, 2))
     with pytest.raises(RuntimeError, match="num_splits > 1 is not supported"):
         interface._flash_attn_varlen_forward(

@@ -4,8 +4,9 @@ They differ from those of FlashAttention 2: no dropout, no ALiBi; `return_attn_p
 (out, softmax_lse), -inf for a row that sees no key; `qv` adds qv v^T to q k^T, and the scale is
 then 1 / sqrt(headdim + headdim_v); with `attention_chunk` a query sees the keys of the chunk of its
 place alone; v may have another headdim. `num_splits`, `pack_gqa`, `sm_margin` and
-`scheduler_metadata` are hints, ignored: the plan decides. float8 and its `q_descale`, `k_descale`,
-`v_descale` are refused.
+`scheduler_metadata` are hints, ignored: the plan decides. Tensors of torch.float8_e4m3fn, with
+`q_descale`, `k_descale` and `v_descale`, are taken by all but `flash_attn_with_kvcache`; out is
+then bfloat16.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from .. import torch as attn_torch
 from ..errors import InvalidArgument, Unsupported
+from ..torch.float8 import is_float8
 from .attend import attend
 from .kvcache import attend_with_cache
 from .layers.rotary import split_heads
@@ -31,10 +33,51 @@ __all__ = [
 ]
 
 
-def _no_descale(**descales: Tensor | None) -> None:
+def _no_float8(q: Tensor, **descales: Tensor | None) -> None:
+    if is_float8(q):
+        raise Unsupported(
+            f"q is {q.dtype}; accepted in flash_attn_with_kvcache are float32, bfloat16 and "
+            "float16, and 8-bit floats in flash_attn_func and flash_attn_varlen_func"
+        )
     for name, descale in descales.items():
         if descale is not None:
-            raise Unsupported(f"{name} is given; accepted is None: float8 tensors are not taken")
+            raise Unsupported(f"{name} is given and q is {q.dtype}; accepted is None")
+
+
+def _scales(
+    q: Tensor,
+    k: Tensor,
+    q_descale: Tensor | None,
+    k_descale: Tensor | None,
+    v_descale: Tensor | None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The factors of rows: a descale is float32 `(batch, nheads_k)`, of q too."""
+    scales: dict[str, Tensor] = {}
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    for name, descale, rows, starts in (
+        ("q", q_descale, q, cu_seqlens_q),
+        ("k", k_descale, k, cu_seqlens_k),
+        ("v", v_descale, k, cu_seqlens_k),
+    ):
+        if descale is None:
+            continue
+        if not is_float8(q):
+            raise Unsupported(f"{name}_descale is given and q is {q.dtype}; accepted is None")
+        if descale.dtype != torch.float32 or tuple(descale.shape) != (batch, k.shape[-2]):
+            raise InvalidArgument(
+                f"{name}_descale is {descale.dtype} {tuple(descale.shape)}; accepted is float32 "
+                f"({batch}, {k.shape[-2]})"
+            )
+        scale = descale.repeat_interleave(rows.shape[-2] // k.shape[-2], -1)
+        if starts is None:
+            scales[f"scale_{name}"] = scale[:, None].expand(rows.shape[:-1])
+        else:  # rows behind the last sequence have that of the last
+            places = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device)
+            of_rows = torch.searchsorted(starts[1:].contiguous(), places, right=True)
+            scales[f"scale_{name}"] = scale[of_rows.clamp(max=batch - 1)]
+    return scales
 
 
 def _with_qv(
@@ -43,6 +86,8 @@ def _with_qv(
     """q, k and the scale of a problem whose scores are those with qv."""
     if qv is None:
         return q, k, scale
+    if is_float8(q, k, v, qv):
+        raise Unsupported(f"q is {q.dtype} and qv is given; accepted is None")
     if scale is None:
         scale = (q.shape[-1] + qv.shape[-1]) ** -0.5
     return torch.cat((q, qv), -1), torch.cat((k, v), -1), scale
@@ -68,11 +113,11 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of q `(batch, seqlen_q, nheads, d)`, k and v `(batch, seqlen_k, nheads_k, d)`."""
-    _no_descale(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    scales = _scales(q, k, q_descale, k_descale, v_descale)
     q, k, softmax_scale = _with_qv(q, k, v, qv, softmax_scale)
     result = attend(
         q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-        softcap=softcap, attention_chunk=attention_chunk, deterministic=deterministic,
+        softcap=softcap, attention_chunk=attention_chunk, deterministic=deterministic, **scales,
     )  # fmt: skip
     return result if return_attn_probs else result[0]
 
@@ -141,13 +186,13 @@ def flash_attn_varlen_func(
     q `(total_q, nheads, d)`, k and v `(total_k, nheads_k, d)`, cu_seqlens int32 `(batch + 1,)`,
     seqused int32 `(batch,)`.
     """
-    _no_descale(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    scales = _scales(q, k, q_descale, k_descale, v_descale, cu_seqlens_q, cu_seqlens_k)
     q, k, softmax_scale = _with_qv(q, k, v, qv, softmax_scale)
     result = attend(
         q, k, v, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
         softcap=softcap, attention_chunk=attention_chunk, cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=int(max_seqlen_q), max_seqlen_k=int(max_seqlen_k),
-        seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic,
+        seqused_q=seqused_q, seqused_k=seqused_k, deterministic=deterministic, **scales,
     )  # fmt: skip
     return result if return_attn_probs else result[0]
 
@@ -222,7 +267,7 @@ def flash_attn_with_kvcache(
     Returns:
         out, or (out, softmax_lse, out_accum, softmax_lse_accum), the last two empty.
     """
-    _no_descale(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _no_float8(q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     if softmax_scale is None and qv is not None:
         softmax_scale = (q.shape[-1] + qv.shape[-1]) ** -0.5
     out, lse = attend_with_cache(

@@ -16,6 +16,7 @@ from .. import _attn, merging
 from ..arrays import is_observed
 from ..errors import Error, InvalidArgument
 from ..options import make_options, refuse_more_than_number
+from . import float8
 from . import nested as torch_nested
 from . import ops as torch_ops
 from .rng import draw_rng
@@ -163,6 +164,8 @@ def attention(
     and a CUDA graph draws others at each replay. A tensor as rng that is not on q's device is
     copied there. In torch.compile the call is one operator without a graph break, its mask and
     score traced with the code around it. There is no second derivative.
+    Tensors of torch.float8_e4m3fn and torch.float8_e5m2 name type_q, type_k and type_v themselves:
+    forward alone, and with a graph break in torch.compile.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
@@ -170,11 +173,17 @@ def attention(
         _is_dynamo_compiling() or _are_transforms_active() or _forward_ad._current_level >= 0
     )
     if not (is_special or dropout or return_lse or _is_any_autocast_enabled()):
-        made = _attn.attended(q, k, v, options)
+        try:
+            made = _attn.attended(q, k, v, options)
+        except InvalidArgument:
+            if not float8.is_float8(q, k, v):
+                raise
         if type(made) is Tensor:
             return made
         if made is not None and not made.has_arrays:
             return _apply_plain(made, q, k, v)
+    if isinstance(q, Tensor) and float8.is_float8(q, k, v):
+        return float8.attention(q, k, v, return_lse=return_lse, dropout=dropout, rng=rng, **options)
     is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
