@@ -177,6 +177,7 @@ def test_text_is_split_by_package(tmp_path):
     assert len(list(data.documents(of["a"]))) == 2  # a copy does not count
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where it is loaded too
 def test_a_failure_in_a_process_of_its_own_is_a_row():
     def fail():
         raise ValueError("no such thing")
