@@ -121,7 +121,7 @@ def test_fake_tensors_lie_as_real_ones(name, head_dim_v, layout):
     if layout == "bshd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     q, k, v = map(torch_ops.last_contiguous, (q, k, v))
-    call = torch_ops.describe([], "", "", False, layout, "auto", "auto", False, False)
+    call = torch_ops.describe([], "", "", False, layout, "auto", "auto", False, False, "", "")
 
     def both(q, k, v):
         out, lse = torch.ops.attn.forward(q, k, v, call)
