@@ -101,8 +101,8 @@ END
 )"
 
 # Names such as test_calls.py::test_many_threads are those of pytest.
-report 'docs/python-trust.md names tests that do not exist' "$(
-  grep -ohE 'test_[a-z0-9_]+\.py(::test_[a-z0-9_]+)?' docs/python-trust.md | sort -u |
+report 'python/tests/README.md names tests that do not exist' "$(
+  grep -ohE 'test_[a-z0-9_]+\.py(::test_[a-z0-9_]+)?' python/tests/README.md | sort -u |
     comm -23 - <({ grep -oE '^ *def test_[a-z0-9_]+' python/tests/test_*.py |
       sed -E 's#.*/(test_[a-z0-9_]+\.py): *def #\1::#'; (cd python/tests && printf '%s\n' test_*.py); } | sort -u))"
 
