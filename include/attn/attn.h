@@ -361,10 +361,10 @@ ATTN_C_API attn_status attn_plan_text(const attn_plan* plan, char* text, size_t 
 ATTN_C_API attn_status attn_plan_flops(const attn_plan* plan, double* flops);
 
 // Writes result->o and, where it is given, result->lse: partial results over disjoint sets of keys
-// as one (attn::merge). parts: count pointers, to outputs of forward calls with their LSE. On the
-// CPU; the result may be one of the parts.
+// as one (attn::merge). parts: count pointers, to outputs of forward calls with their LSE, on a GPU
+// up to 32; the result may be one of the parts.
 ATTN_C_API attn_status attn_merge(const attn_outputs* const* parts, size_t count,
-                                  const attn_outputs* result);
+                                  const attn_outputs* result, const attn_context* context);
 
 // -------------------------------------------------------------------------------------- caches
 

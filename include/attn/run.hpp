@@ -156,13 +156,16 @@ void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // Merges partial results over disjoint sets of keys, as those of Flash-Decoding or of a ring of
 // machines: LSE = log(sum_p exp(LSE_p)), O = sum_p exp(LSE_p - LSE) O_p (docs/numerics.md, "LSE").
 //
-// All tensors are in memory of the CPU and of one shape, O dense or packed as in Outputs, of f32,
-// bf16, f16 or f64, each of its own dtype; LSE is f32 (f64 beside an O of f64), needed of the parts
-// and optional in the result. O of a part whose LSE is -inf is not read. The sink belongs to one
-// part only. The result may be one of the parts, and overlaps no other.
+// All tensors are on one device and of one shape, O dense or packed as in Outputs, of f32, bf16,
+// f16 or on a CPU f64, each of its own dtype; LSE is f32 (f64 beside an O of f64), needed of the
+// parts and optional in the result. On a GPU there are up to 32 parts. O of a part whose LSE is
+// -inf is not read. The sink belongs to one part only. The result may be one of the parts, and
+// overlaps no other. Parts in 16 bits bring errors of their own, which an O of f32 does not
+// (docs/serving.md, "Two caches in one softmax").
 //
-// Arithmetic is in double and rounded once, to the result's dtype. It runs on the calling thread.
-// Throws Error(invalid_argument) before anything is written. Thread-safe.
-void merge(const std::vector<Outputs>& parts, const Outputs& result);
+// Arithmetic is in double and rounded once, to the result's dtype. On a CPU it runs on the calling
+// thread, on a GPU in context.stream. Throws Error(invalid_argument) before anything is written,
+// and on a GPU unavailable or device. Thread-safe.
+void merge(const std::vector<Outputs>& parts, const Outputs& result, const Context& context = {});
 
 }  // namespace attn

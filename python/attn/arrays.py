@@ -183,28 +183,3 @@ def finish(like: Any, made: Any) -> Any:
     if namespace is not None and type(made) is not type(like):
         return namespace().from_dlpack(made)
     return made
-
-
-def on_gpu(array: Any) -> bool:
-    return hasattr(array, "__dlpack_device__") and array.__dlpack_device__()[0] in (2, 13)
-
-
-def joined_on_gpu(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """attn.merge of arrays of a GPU, by operations of their library."""
-    from .merging import merge
-
-    library = _library(parts[0][0])
-    if library == "torch":
-        torch = sys.modules["torch"]
-        result: tuple[Any, Any] = merge(parts, torch, torch.Tensor.detach)
-    elif library == "cupy":
-        result = merge(parts, sys.modules["cupy"], lambda array: array)
-    elif library in ("jax", "jaxlib"):
-        jax = sys.modules["jax"]
-        result = merge(parts, jax.numpy, jax.lax.stop_gradient)
-    else:
-        raise NotImplementedError(
-            f"merge of a {type(parts[0][0]).__name__} on a GPU; accepted there are arrays of "
-            "PyTorch, CuPy and JAX"
-        )
-    return result

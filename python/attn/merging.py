@@ -16,7 +16,7 @@ def merge(parts: Iterable[tuple[Any, Any]], library: Any, constant: Callable[[An
     """(out, lse) of attention over all keys; attn.merge documents the arguments.
 
     Args:
-        library: The module whose arrays these are: torch, jax.numpy or cupy.
+        library: The module whose arrays these are: torch or jax.numpy.
         constant: Gives an array back as one that has no derivative.
     """
     pairs = list(parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from . import _attn
-from .arrays import joined_on_gpu, on_gpu
 from .errors import InvalidArgument
 from .options import HEAD_SLOPES, make_options, rng_state
 
@@ -375,20 +374,17 @@ def compile(
 def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
     """Attention over all keys from attention over disjoint sets of them.
 
-    On a GPU it is some operations of the arrays' library. attn.torch.merge and attn.jax.merge are
-    differentiable.
+    attn.torch.merge and attn.jax.merge are differentiable.
 
     Args:
         parts: `(out, lse)` of each set, as `attention(..., return_lse=True)` gives them, of layout
-            "bshd" or packed. A sink belongs to one of them only.
+            "bshd" or packed, all on one device; on a GPU up to 32. A sink belongs to one of them
+            only.
 
     Returns:
         `(out, lse)`, out of the dtype of the first.
     """
-    pairs = list(parts)
-    if pairs and on_gpu(pairs[0][0]):
-        return joined_on_gpu(pairs)
-    result: tuple[Any, Any] = _attn.merge(pairs)
+    result: tuple[Any, Any] = _attn.merge(list(parts))
     return result
 
 

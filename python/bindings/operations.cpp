@@ -208,9 +208,11 @@ nb::tuple merge(const std::vector<std::pair<nb::object, nb::object>>& parts) {
     return allocate(array, ResultType::as_like, {t.shape.begin(), t.shape.begin() + t.rank});
   };
   const Array o = like(arrays[0]), lse = like(arrays[1]);
+  Context context;
+  context.stream = current_stream(arrays[0]);
   {
     const nb::gil_scoped_release released;
-    attn::merge(outputs, {.o = o.tensor, .lse = lse.tensor});
+    attn::merge(outputs, {.o = o.tensor, .lse = lse.tensor}, context);
   }
   return nb::make_tuple(finished(arrays[0], o), finished(arrays[1], lse));
 }

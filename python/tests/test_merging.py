@@ -1,4 +1,4 @@
-"""attn.merge by the operations of a library of arrays, as on a GPU, against the one in C++."""
+"""attn.torch.merge and attn.jax.merge, in the operations of a library, against the one in C++."""
 
 from __future__ import annotations
 

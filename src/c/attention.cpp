@@ -130,12 +130,13 @@ attn_status attn_plan_flops(const attn_plan* plan, double* flops) {
   return guarded([&] { attn::c::result("flops", flops) = needed("plan", plan).plan.flops(); });
 }
 
-attn_status attn_merge(const attn_outputs* const* parts, size_t count, const attn_outputs* result) {
+attn_status attn_merge(const attn_outputs* const* parts, size_t count, const attn_outputs* result,
+                       const attn_context* context) {
   return guarded([&] {
     std::vector<attn::Outputs> taken;
     for (size_t i = 0; i < count; ++i) {
       taken.push_back(outputs_of("parts[" + std::to_string(i) + "]", (&needed("parts", parts))[i]));
     }
-    attn::merge(taken, outputs_of("result", result));
+    attn::merge(taken, outputs_of("result", result), context_of(context));
   });
 }

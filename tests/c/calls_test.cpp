@@ -261,7 +261,7 @@ TEST(CCalls, Merge) {
   const attn_outputs result = as.of(into.out);
   poison(into.out.o);
   poison(into.out.lse);
-  EXPECT_OK(attn_merge(pointers, 2, &result));
+  EXPECT_OK(attn_merge(pointers, 2, &result, nullptr));
   EXPECT_EQ(all_bits(into), expected);
 }
 

@@ -119,8 +119,8 @@ TEST_F(CRefusals, NullPointers) {
   expect_told(attn_plan_get(nullptr, nullptr), refused, {"plan"});
   expect_told(attn_plan_text(nullptr, nullptr, 0, nullptr), refused, {"plan"});
   expect_told(attn_plan_flops(nullptr, nullptr), refused, {"plan"});
-  expect_told(attn_merge(nullptr, 2, &out), refused, {"parts"});
-  expect_told(attn_merge(nullptr, 0, &out), refused, {"parts"});
+  expect_told(attn_merge(nullptr, 2, &out, nullptr), refused, {"parts"});
+  expect_told(attn_merge(nullptr, 0, &out, nullptr), refused, {"parts"});
   expect_told(attn_expr_parse(nullptr, nullptr, 0, nullptr), refused, {"expr"});
   attn_expr* expr = nullptr;
   expect_told(attn_expr_parse(nullptr, nullptr, 0, &expr), refused, {"text"});

@@ -1,4 +1,7 @@
-// attn::merge: partial results over disjoint keys become one, in double, on the calling thread.
+// attn::merge: partial results over disjoint keys become one, in double, on the calling thread or a
+// GPU.
+#include "cuda/merge.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +21,8 @@
 #include "attn/run.hpp"
 #include "core/tensor/element.hpp"
 #include "core/validate/argument_check.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/driver/pointer.hpp"
 
 namespace attn {
 namespace {
@@ -76,14 +81,15 @@ struct Places {
 
 void check_outputs(const ArgumentCheck& check, const std::string& name, const Outputs& outputs,
                    const Sizes& shape, bool lse_needed) {
-  if (!is_floating(outputs.o.dtype)) {
-    check.refuse(
-        fmt::format("{}.o is {}; accepted are f32, bf16, f16 and f64", name, to_string(outputs.o)));
+  const DType dtype = outputs.o.dtype;
+  if (!is_floating(dtype) || (dtype == DType::f64 && !check.readable())) {
+    check.refuse(fmt::format("{}.o is {}; accepted are f32, bf16, f16 and on a CPU f64", name,
+                             to_string(outputs.o)));
   }
-  check.tensor(name + ".o", outputs.o, outputs.o.dtype, shape.o());
+  check.tensor(name + ".o", outputs.o, dtype, shape.o());
   if (lse_needed || outputs.lse.given()) {
-    const DType dtype = outputs.o.dtype == DType::f64 ? DType::f64 : DType::f32;
-    check.tensor(name + ".lse", outputs.lse, dtype, shape.lse());
+    check.tensor(name + ".lse", outputs.lse, dtype == DType::f64 ? DType::f64 : DType::f32,
+                 shape.lse());
   }
 }
 
@@ -97,12 +103,17 @@ bool same_tensor(const Tensor& a, const Tensor& b) {
 }
 
 Sizes check_arguments(const std::vector<Outputs>& parts, const Outputs& result) {
-  const ArgumentCheck check;
-  if (parts.empty()) check.refuse("parts is empty; accepted is at least one part");
+  if (parts.empty()) ArgumentCheck().refuse("parts is empty; accepted is at least one part");
   const Tensor& first = parts[0].o;
+  const ArgumentCheck check(nullptr, first.device);
   if (first.rank != 3 && first.rank != 4) {
     check.refuse(fmt::format("parts[0].o is {}; accepted are rank 4 (dense) and 3 (packed)",
                              to_string(first)));
+  }
+  const bool on_gpu = first.device.type == DeviceType::cuda;
+  if (on_gpu && parts.size() > cuda::kMostMergedParts) {
+    check.refuse(fmt::format("parts has {} elements; accepted on a GPU are up to {}", parts.size(),
+                             cuda::kMostMergedParts));
   }
   const Sizes shape = sizes_of(first);
   std::deque<std::string> names;
@@ -120,6 +131,11 @@ Sizes check_arguments(const std::vector<Outputs>& parts, const Outputs& result) 
   check_outputs(check, "result", result, shape, false);
   const core::NamedTensor outputs[] = {{"result.o", result.o}, {"result.lse", result.lse}};
   check.disjoint(outputs, inputs);
+  if (on_gpu) {
+    const cuda::ContextGuard guard(first.device.index);
+    cuda::check_memory(check, outputs, first.device.index);
+    cuda::check_memory(check, inputs, first.device.index);
+  }
   return shape;
 }
 
@@ -223,8 +239,9 @@ void store_row(const std::vector<double>& sum, std::byte* row, std::int64_t stri
 
 }  // namespace
 
-void merge(const std::vector<Outputs>& parts, const Outputs& result) {
+void merge(const std::vector<Outputs>& parts, const Outputs& result, const Context& context) {
   const Sizes shape = check_arguments(parts, result);
+  if (result.o.device.type == DeviceType::cuda) return cuda::merge(parts, result, context);
   std::vector<Places> o, lse;
   for (const Outputs& part : parts) {
     o.push_back(Places::of_o(part.o));
