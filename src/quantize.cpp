@@ -1,4 +1,6 @@
 // attn::quantize: rows of floating numbers to the types of caches.
+#include "cuda/quantize.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +14,8 @@
 #include "core/hadamard.hpp"
 #include "core/tensor/element.hpp"
 #include "core/validate/argument_check.hpp"
+#include "cuda/driver/device.hpp"
+#include "cuda/driver/pointer.hpp"
 
 namespace attn {
 namespace {
@@ -40,9 +44,20 @@ Tensor distinct(const Tensor& scale) {
   return one;
 }
 
+void check_on_gpu(const ArgumentCheck& check, const Tensor& x, CacheType type) {
+  if (x.dtype == DType::f64 || type == CacheType::f64) {
+    check.refuse(fmt::format("x is {} and type is {}; accepted on a GPU is no f64", to_string(x),
+                             name(type)));
+  }
+  if (x.shape[last_of(x)] > cuda::kMostQuantizedColumns) {
+    check.refuse(fmt::format("x is {}; accepted on a GPU are rows of up to {} elements",
+                             to_string(x), cuda::kMostQuantizedColumns));
+  }
+}
+
 void check_arguments(const Tensor& x, CacheType type, const Tensor& to, const Tensor& scale,
                      const QuantizeOptions& options) {
-  const ArgumentCheck check;
+  const ArgumentCheck check(nullptr, x.device);
   if (type == CacheType::as_q || name(type) == "unknown") {
     check.refuse(fmt::format(
         "type is {}; accepted are f64, f32, bf16, f16, e4m3, e5m2, i8, q8_0 and q4_0", name(type)));
@@ -53,6 +68,7 @@ void check_arguments(const Tensor& x, CacheType type, const Tensor& to, const Te
   }
   check.contiguous_rows("x", x);
   const std::int64_t dim = x.shape[last_of(x)];
+  if (!check.readable()) check_on_gpu(check, x, type);
   if (core::is_blocked(type) && dim % core::kCacheBlock != 0) {
     check.refuse(fmt::format("x is {} and type is {}; accepted are rows of multiples of {}",
                              to_string(x), name(type), core::kCacheBlock));
@@ -137,8 +153,14 @@ class Rows {
 }  // namespace
 
 void quantize(const Tensor& x, CacheType type, const Tensor& to, const Tensor& scale,
-              const QuantizeOptions& options) {
+              const QuantizeOptions& options, const Context& context) {
   check_arguments(x, type, to, scale, options);
+  if (x.device.type == DeviceType::cuda) {
+    const core::NamedTensor tensors[] = {{"x", x}, {"to", to}, {"scale", scale}};
+    const cuda::ContextGuard guard(x.device.index);
+    cuda::check_memory(ArgumentCheck(nullptr, x.device), tensors, x.device.index);
+    return cuda::quantize({x, to, scale, type, options}, context);
+  }
   const Rows rows(x, to, scale, options);
   std::vector<double> values;
   std::unordered_map<std::int64_t, double> largest;  // by the place of the scale

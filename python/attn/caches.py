@@ -32,7 +32,8 @@ def quantize(
     (2, 68)
 
     Args:
-        x: float32, bfloat16, float16 or float64 `[..., head_dim]`, in memory of the CPU.
+        x: float32, bfloat16, float16 or float64 `[..., head_dim]`; on a GPU not float64, and
+            head_dim is up to 1024. `out` and `scale` are on its device.
         type: "f32", "bf16", "f16", "e4m3", "e5m2", "i8", "q8_0" or "q4_0", as type_k of
             attn.attention.
         out: Written, `[..., row]`: of floats as x and of their dtype; of "e4m3", "e5m2" and "i8"

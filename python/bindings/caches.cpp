@@ -132,11 +132,13 @@ void quantize_rows(nb::handle x, std::string_view type, nb::handle out, nb::hand
   const Array scales = scale.is_none() ? Array{} : writable_view("scale", scale);
   check_derivative("x", from);
   check_derivative("out", to);
+  Context context;
+  context.stream = current_stream(from);
   {
     const nb::gil_scoped_release released;
     attn::quantize(from.tensor, parse_cache_type(type), to.tensor,
                    of_each_row(scales.tensor, from.tensor, of),
-                   {.block = block, .rotation = rotation});
+                   {.block = block, .rotation = rotation}, context);
   }
   note_written(to);
   if (scales.tensor.given()) note_written(scales);

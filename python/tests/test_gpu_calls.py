@@ -1,4 +1,4 @@
-"""attn.compile, attn.merge and CuPy on a GPU."""
+"""attn.compile, attn.merge, attn.quantize and CuPy on a GPU."""
 
 from __future__ import annotations
 
@@ -68,6 +68,20 @@ def test_merge(dtype):
     rounding = torch.finfo(dtype).eps
     torch.testing.assert_close(out.cpu(), wanted, rtol=2 * rounding, atol=1e-5)
     torch.testing.assert_close(lse.cpu(), wanted_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("scales", ["row", "block", "head", "tensor"])
+def test_quantize(scales):
+    torch.manual_seed(0)
+    x = torch.randn(2, 70, 3, 64, device="cuda")
+    shape = {"head": (2, 3), "tensor": (1,)}.get(scales, (2, 70, 3))
+    made = []
+    for device in ("cuda", "cpu"):
+        out, scale = torch.zeros(x.shape, dtype=torch.uint8, device=device), torch.zeros(shape)
+        scale = scale.to(device)
+        assert attn.quantize(x.to(device), "e4m3", out, scale, scales=scales, block=16) is out
+        made.append((out.cpu(), scale.cpu()))
+    assert all(map(torch.equal, *made))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -11,6 +11,7 @@
 #include "cuda/matmul/matmul.hpp"
 #include "cuda/matmul/matmul_config.hpp"
 #include "cuda/merge.hpp"
+#include "cuda/quantize.hpp"
 #include "cuda/softmax.hpp"
 
 namespace attn::cuda {
@@ -44,6 +45,7 @@ bool is_cuda_matmul_rung(std::string_view) noexcept { return false; }
 
 void append_kv(const core::AppendCall&, const Context&) { refuse(); }
 void merge(const std::vector<Outputs>&, const Outputs&, const Context&) { refuse(); }
+void quantize(const QuantizeCall&, const Context&) { refuse(); }
 void softmax(const SoftmaxCall&, const Context&) { refuse(); }
 void write_block_mask(const Tensor&, const Tensor&, const Context&) { refuse(); }
 void dropout_mask(const Problem&, const Tensor&, const Tensor&, const Context&) { refuse(); }

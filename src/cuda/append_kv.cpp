@@ -68,7 +68,7 @@ std::string text_of(const PartConfig& c, bool interleaved) {
   return fmt::format(
       "attn::device::AppendPart<attn::device::{}, {}, {}, {}, {}, attn::device::{}, {}, {}, {}, "
       "{}, "
-      "attn::device::AppendTarget::{}, attn::device::AppendScale::{}>",
+      "attn::device::CacheTarget::{}, attn::device::AppendScale::{}>",
       element_type(c.source), c.wide_from, c.wide_to, c.dim, c.norm, element_type(c.weight),
       c.weighted, c.rope_dim, interleaved, c.hadamard, name(c.target),
       c.writes_scale ? "chosen"

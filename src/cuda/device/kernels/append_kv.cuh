@@ -9,6 +9,7 @@
 #include "device.cuh"
 #include "expr/trigonometry.cuh"
 #include "kernels/append_kv_params.cuh"
+#include "tile/cache_codes.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -83,47 +84,6 @@ ATTN_DEVICE float largest_of_warp(float x) {
   return x;
 }
 
-// The integer nearest to x in [low, high], low for NaN.
-ATTN_DEVICE int append_integer(float x, float low, float high) {
-  const float bounded = fminf(fmaxf(x, low), high);
-  // Adding 1.5 x 2^23 leaves the integer in the low bits.
-  return __float_as_int(bounded + 0x1.8p23f) - 0x4b400000;
-}
-
-// The e4m3 number nearest to x, ties to even; 448 at most.
-ATTN_DEVICE unsigned append_e4m3(float x) {
-  const float size = fminf(fabsf(x), 448.f);
-  const unsigned u = __float_as_uint(size);
-  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
-  // Below 2^-6 adding 2^14 leaves multiples of 2^-9 in the low bits.
-  if (size < 0x1p-6f) return (__float_as_uint(size + 0x1p14f) - 0x46800000u) | sign;
-  // f32's exponent less 120 is e4m3's, and 20 bits are rounded away.
-  return (u - (120u << 23) + 0x7ffffu + (u >> 20 & 1u)) >> 20 | sign;
-}
-
-// The e5m2 number nearest to x, likewise; 57344 at most.
-ATTN_DEVICE unsigned append_e5m2(float x) {
-  const float size = fminf(fabsf(x), 57344.f);
-  const unsigned u = __float_as_uint(size);
-  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
-  // Below 2^-14 adding 2^7 leaves multiples of 2^-16 in the low bits.
-  if (size < 0x1p-14f) return (__float_as_uint(size + 0x1p7f) - 0x43000000u) | sign;
-  // f32's exponent less 112 is e5m2's, and 21 bits are rounded away.
-  return (u - (112u << 23) + 0xfffffu + (u >> 21 & 1u)) >> 21 | sign;
-}
-
-// The number of a type with scales that is nearest to y, and the largest that there is.
-template <AppendTarget kTarget>
-ATTN_DEVICE unsigned append_code(float y) {
-  if constexpr (kTarget == AppendTarget::e4m3) return append_e4m3(y);
-  if constexpr (kTarget == AppendTarget::e5m2) return append_e5m2(y);
-  return static_cast<unsigned>(append_integer(y, -128, 127)) & 0xffu;
-}
-template <AppendTarget kTarget>
-inline constexpr float kLargestCode = kTarget == AppendTarget::e4m3   ? 448.f
-                                      : kTarget == AppendTarget::e5m2 ? 57344.f
-                                                                      : 127.f;
-
 // Elements that are loaded or stored at once.
 template <class Element, int kWide>
 struct alignas(kWide * sizeof(typename Scalar<Element>::Storage)) AppendPacket {
@@ -132,7 +92,7 @@ struct alignas(kWide * sizeof(typename Scalar<Element>::Storage)) AppendPacket {
 
 // One of Q, K and V. kWideFrom, kWideTo: elements of a packet; 1 where rows are aligned to no more.
 template <class Source, int kWideFrom, int kWideTo, int kDim, bool kNorm, class Weight,
-          bool kWeighted, int kRopeDim, bool kInterleaved, int kHadamard, AppendTarget kTarget,
+          bool kWeighted, int kRopeDim, bool kInterleaved, int kHadamard, CacheTarget kTarget,
           AppendScale kScale>
 struct AppendPart {
   const AppendParams& p;
@@ -263,13 +223,13 @@ struct AppendPart {
     auto* to = static_cast<unsigned char*>(part.to) + offset;
     for_each([&](int i) {
       const float y = divided(x[i], scale);
-      to[i] = static_cast<unsigned char>(append_code<kTarget>(y));
+      to[i] = static_cast<unsigned char>(nearest_code<kTarget>(y));
     });
   }
 
   // Blocks of 32 elements, one a thread.
   ATTN_DEVICE void store_blocks(long long offset) const {
-    constexpr bool kHalf = kTarget == AppendTarget::q4_0;
+    constexpr bool kHalf = kTarget == CacheTarget::q4_0;
     constexpr int kBytes = kHalf ? 18 : 34;
     auto* block = static_cast<unsigned char*>(part.to) + offset;
     for (int i = 0; i < kDim; i += 32, block += kBytes) {
@@ -286,11 +246,11 @@ struct AppendPart {
         block[1] = static_cast<unsigned char>(bits >> 8);
       }
       if constexpr (kHalf) {
-        const int code = append_integer(divided(value, scale) + 8.f, 0, 15);
+        const int code = nearest_integer(divided(value, scale) + 8.f, 0, 15);
         const int upper = __shfl_xor_sync(~0u, code, 16);
         if (lane < 16) block[2 + lane] = static_cast<unsigned char>(code | upper << 4);
       } else {
-        const int code = append_integer(divided(value, scale), -128, 127);
+        const int code = nearest_integer(divided(value, scale), -128, 127);
         block[2 + lane] = static_cast<unsigned char>(static_cast<unsigned>(code) & 0xffu);
       }
     }
@@ -308,14 +268,14 @@ struct AppendPart {
         (!in_cache && p.cu_seqlens != nullptr ? row * part.to_row
                                               : block * part.to_block + in_block * part.to_row) +
         head * part.to_head;
-    if constexpr (kTarget == AppendTarget::f32) {
+    if constexpr (kTarget == CacheTarget::f32) {
       store_floats<Float32>(offset);
-    } else if constexpr (kTarget == AppendTarget::bf16) {
+    } else if constexpr (kTarget == CacheTarget::bf16) {
       store_floats<BFloat16>(offset);
-    } else if constexpr (kTarget == AppendTarget::f16) {
+    } else if constexpr (kTarget == CacheTarget::f16) {
       store_floats<Float16>(offset);
-    } else if constexpr (kTarget == AppendTarget::e4m3 || kTarget == AppendTarget::e5m2 ||
-                         kTarget == AppendTarget::i8) {
+    } else if constexpr (kTarget == CacheTarget::e4m3 || kTarget == CacheTarget::e5m2 ||
+                         kTarget == CacheTarget::i8) {
       store_codes(at, head, offset);
     } else {
       store_blocks(offset);

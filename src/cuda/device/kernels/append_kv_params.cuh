@@ -3,8 +3,6 @@
 
 namespace attn::device {
 
-// How results are stored: attn::CacheType without those that no kernel sees.
-enum class AppendTarget { f32, bf16, f16, e4m3, e5m2, i8, q8_0, q4_0 };
 // By what rows of e4m3, e5m2 and i8 are divided: 1, a number that is given, or one that is chosen.
 enum class AppendScale { none, given, chosen };
 

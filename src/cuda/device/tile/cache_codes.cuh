@@ -1,0 +1,82 @@
+// The codes of numbers in caches of 8 bits and of blocks (attn/cache_type.hpp).
+#pragma once
+
+#include "device.cuh"
+
+namespace attn::device {
+
+// How rows are stored: attn::CacheType without those that no kernel sees.
+enum class CacheTarget { f32, bf16, f16, e4m3, e5m2, i8, q8_0, q4_0 };
+
+// The integer nearest to x in [low, high], ties to even, low for NaN.
+ATTN_DEVICE int nearest_integer(float x, float low, float high) {
+  const float bounded = fminf(fmaxf(x, low), high);
+  // Adding 1.5 x 2^23 leaves the integer in the low bits.
+  return __float_as_int(bounded + 0x1.8p23f) - 0x4b400000;
+}
+
+// The e4m3 number nearest to x, ties to even; 448 at most.
+ATTN_DEVICE unsigned e4m3_code(float x) {
+  const float size = fminf(fabsf(x), 448.f);
+  const unsigned u = __float_as_uint(size);
+  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
+  // Below 2^-6 adding 2^14 leaves multiples of 2^-9 in the low bits.
+  if (size < 0x1p-6f) return (__float_as_uint(size + 0x1p14f) - 0x46800000u) | sign;
+  // f32's exponent less 120 is e4m3's, and 20 bits are rounded away.
+  return (u - (120u << 23) + 0x7ffffu + (u >> 20 & 1u)) >> 20 | sign;
+}
+
+// The e5m2 number nearest to x, likewise; 57344 at most.
+ATTN_DEVICE unsigned e5m2_code(float x) {
+  const float size = fminf(fabsf(x), 57344.f);
+  const unsigned u = __float_as_uint(size);
+  const unsigned sign = __float_as_uint(x) >> 24 & 0x80u;
+  // Below 2^-14 adding 2^7 leaves multiples of 2^-16 in the low bits.
+  if (size < 0x1p-14f) return (__float_as_uint(size + 0x1p7f) - 0x43000000u) | sign;
+  // f32's exponent less 112 is e5m2's, and 21 bits are rounded away.
+  return (u - (112u << 23) + 0xfffffu + (u >> 21 & 1u)) >> 21 | sign;
+}
+
+// The number of a type with scales that is nearest to y, and the largest that there is.
+template <CacheTarget kTarget>
+ATTN_DEVICE unsigned nearest_code(float y) {
+  if constexpr (kTarget == CacheTarget::e4m3) return e4m3_code(y);
+  if constexpr (kTarget == CacheTarget::e5m2) return e5m2_code(y);
+  return static_cast<unsigned>(nearest_integer(y, -128, 127)) & 0xffu;
+}
+template <CacheTarget kTarget>
+inline constexpr float kLargestCode = kTarget == CacheTarget::e4m3   ? 448.f
+                                      : kTarget == CacheTarget::e5m2 ? 57344.f
+                                                                     : 127.f;
+
+// Divides finite numbers x so that every code rounds the result as it would x / scale: where f32
+// does not hold the quotient, it is the neighbour whose last bit is 1, which lies on no middle of
+// two codes (rounding to odd: Boldo and Melquiond 2008). What all codes round to 0 may be another
+// such number. Results are 0 where the scale is 0 or infinite; else it is at least |x| / 2^20.
+class Divisor {
+ public:
+  explicit ATTN_DEVICE Divisor(float scale) {
+    const bool nothing = scale == 0 || fabsf(scale) > 3.4028235e38f;
+    // So that the rest below is exact.
+    const bool tiny = fabsf(scale) < 0x1p-64f;
+    factor_ = nothing ? 0 : tiny ? 0x1p64f : 1;
+    scale_ = nothing ? 1 : tiny ? scale * 0x1p64f : scale;
+    inverse_ = __fdiv_rn(1.f, scale_);
+  }
+  ATTN_DEVICE float operator()(float x) const {
+    if (factor_ == 0) return 0;
+    x *= factor_;
+    const float near = x * inverse_;  // of the right sign, also of -0
+    const float quotient = fmaf(fmaf(-near, scale_, x), inverse_, near);  // off by less than an ulp
+    const float rest = fmaf(-quotient, scale_, x);
+    const unsigned bits = __float_as_uint(quotient);
+    const unsigned toward_zero = (bits ^ __float_as_uint(rest) ^ __float_as_uint(scale_)) >> 31;
+    const bool odd = rest == 0 || (bits & 1) != 0;
+    return copysignf(odd ? quotient : __uint_as_float(bits + 1 - 2 * toward_zero), near);
+  }
+
+ private:
+  float factor_, scale_, inverse_;
+};
+
+}  // namespace attn::device
