@@ -91,6 +91,8 @@ void check_outputs(const ArgumentCheck& check, const std::string& name, const Ou
     check.tensor(name + ".lse", outputs.lse, dtype == DType::f64 ? DType::f64 : DType::f32,
                  shape.lse());
   }
+  check.not_given(name + ".max_logit", outputs.max_logit,
+                  "O and LSE alone are merged: take the largest of the parts");
 }
 
 // Each row is read from all parts before it is written, so the result may be a part.

@@ -33,6 +33,7 @@ constexpr Flag kFlags[] = {
     {"select", &Hints::select},
     {"nolse", &Hints::nolse},
     {"dlse", &Hints::dlse},
+    {"maxlogit", &Hints::maxlogit},
     {"nodq", &Hints::nodq},
     {"nodk", &Hints::nodk},
     {"nodv", &Hints::nodv},

@@ -91,6 +91,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
     if (!hints_.nodk) gradients.dk = output("dk", problem.dtype, shape_k, place);
     if (!hints_.nodv) gradients.dv = output("dv", problem.dtype, shape_v, place);
   }
+  if (hints_.maxlogit) outputs.max_logit = output("max_logit", lse_dtype, {problem.heads_q}, loose);
   for (Named& named : inputs_) named.checksum = named.storage.checksum();
 }
 
@@ -111,7 +112,7 @@ std::string CaseData::damage() const {
 std::vector<const Storage*> CaseData::storages(Phase phase, bool read) const {
   std::vector<const Storage*> found;
   for (const Named& named : read ? inputs_ : outputs_) {
-    const bool forward_only = named.name == "o" || named.name == "lse";
+    const bool forward_only = named.name == "o" || named.name == "lse" || named.name == "max_logit";
     if (phase == Phase::forward &&
         (read ? named.name == "d_o" || named.name == "d_lse" : !forward_only))
       continue;
@@ -120,7 +121,11 @@ std::vector<const Storage*> CaseData::storages(Phase phase, bool read) const {
   return found;
 }
 
-Outputs CaseData::f64_outputs() { return {.o = f64_like(outputs.o), .lse = f64_like(outputs.lse)}; }
+Outputs CaseData::f64_outputs() {
+  return {.o = f64_like(outputs.o),
+          .lse = f64_like(outputs.lse),
+          .max_logit = f64_like(outputs.max_logit)};
+}
 
 Gradients CaseData::f64_gradients() {
   Gradients out{.dq = f64_like(gradients.dq),

@@ -74,7 +74,9 @@ DeviceData::DeviceData(const CaseData& data, Phase phase, Device device) : devic
             .sink = here(host.sink),
             .rng_state = here(host.rng_state),
             .buffers = {}};
-  outputs = {.o = here(data.outputs.o), .lse = here(data.outputs.lse)};
+  outputs = {.o = here(data.outputs.o),
+             .lse = here(data.outputs.lse),
+             .max_logit = here(data.outputs.max_logit)};
   if (phase == Phase::backward) {
     d_outputs = {here(data.d_o), here(data.d_lse)};
     const Gradients& all = data.gradients;

@@ -9,6 +9,7 @@
 #include "core/cache_type.hpp"
 #include "reference/reference.hpp"
 #include "verify/error_scale.hpp"
+#include "verify/score_error.hpp"
 
 namespace attn::verify {
 namespace {
@@ -64,11 +65,14 @@ bool may_round_scores(const Problem& p) {
   return std::ranges::any_of(kFunctions, [&](expr::Op op) { return depends_on(p.score, op); });
 }
 
+constexpr const char* kMaxLogit = "max_logit";
+
 // Whether a yardstick says how large the maximum of a tensor's errors may be, or those of its
-// elements. rounds: may_round_scores(). LSE is float in every problem: else rounded scores are no
-// excuse.
+// elements. rounds: may_round_scores(). LSE and the largest scores are float in every problem: else
+// rounded scores are no excuse.
 bool measures_maximum(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
-  if (tensor == "lse") return rounds || yardstick.precision != Precision::problem;
+  if (tensor == "lse" || tensor == kMaxLogit)
+    return rounds || yardstick.precision != Precision::problem;
   return !yardstick.forward_only;
 }
 bool measures_elements(const Yardstick& yardstick, const std::string& tensor, bool rounds) {
@@ -80,7 +84,9 @@ struct Named {
   std::string name;
   Tensor tensor;
 };
-std::vector<Named> list(const Outputs& outputs) { return {{"o", outputs.o}, {"lse", outputs.lse}}; }
+std::vector<Named> list(const Outputs& outputs) {
+  return {{"o", outputs.o}, {"lse", outputs.lse}, {kMaxLogit, outputs.max_logit}};
+}
 std::vector<Named> list(const Gradients& gradients) {
   std::vector<Named> out{
       {"dq", gradients.dq}, {"dk", gradients.dk}, {"dv", gradients.dv}, {"dsink", gradients.dsink}};
@@ -90,7 +96,8 @@ std::vector<Named> list(const Gradients& gradients) {
 
 // dsink and the gradients of buffers.
 bool is_sum_over_rows(const std::string& name) {
-  return name != "o" && name != "lse" && name != "dq" && name != "dk" && name != "dv";
+  return name != "o" && name != "lse" && name != kMaxLogit && name != "dq" && name != "dk" &&
+         name != "dv";
 }
 // What numbers on the way to a result lose at least. Sums over rows are sums of D, which has lost
 // what O and P lose when they are rounded to 16 bits, any error up to half a unit being as likely;
@@ -123,7 +130,9 @@ class Memory {
     }
     return out;
   }
-  Outputs like(const Outputs& outputs) { return {.o = like(outputs.o), .lse = like(outputs.lse)}; }
+  Outputs like(const Outputs& outputs) {
+    return {.o = like(outputs.o), .lse = like(outputs.lse), .max_logit = like(outputs.max_logit)};
+  }
   Gradients like(const Gradients& gradients) {
     Gradients out{.dq = like(gradients.dq),
                   .dk = like(gradients.dk),
@@ -148,9 +157,16 @@ std::vector<Expected> expected_of(const Problem& problem, const std::vector<Name
     const auto& [name, tensor] = got[i];
     if (!tensor.given()) continue;
     Expected& one = out.emplace_back(Expected{name, tensor, read_elements(exact[i].tensor)});
-    if (tensor.size() == 0) continue;
-    one.scale = read_elements(scales[i].tensor);
+    // The largest score of a head is one of many: elements have no scale.
     const Roundoff least = roundoff(problem, name);
+    if (name == kMaxLogit) {
+      for (const double score : one.exact.values) {
+        if (!std::isfinite(score)) continue;
+        one.standard_error = std::max(one.standard_error, least.largest * std::abs(score));
+      }
+    }
+    if (tensor.size() == 0 || name == kMaxLogit) continue;
+    one.scale = read_elements(scales[i].tensor);
     const bool rows = name != "lse" && tensor.rank > 1;
     one.yardstick = ElementYardstick(tensor.dtype, least, one.exact, one.scale, rows);
     // A yardstick of few numbers may be right by luck, or hold numbers below the range of float.
@@ -165,6 +181,7 @@ std::vector<Expected> expected_of(const Problem& problem, const std::vector<Name
 void measure(const std::vector<Named>& standard, const Yardstick& yardstick, bool rounds,
              std::vector<Expected>& expected) {
   for (Expected& one : expected) {
+    if (one.name == kMaxLogit) continue;
     const auto named = std::find_if(standard.begin(), standard.end(),
                                     [&](const Named& n) { return n.name == one.name; });
     const Elements elements = read_elements(named->tensor);
@@ -183,14 +200,25 @@ void measure_forward(const Problem& problem, const Inputs& inputs,
                      const DropoutPlaces& places) {
   Memory memory;
   Outputs standard;
-  for (const Expected& one : expected) {
-    (one.name == "o" ? standard.o : standard.lse) = memory.like(one.got);
+  Expected* largest_scores = nullptr;
+  for (Expected& one : expected) {
+    if (one.name == kMaxLogit) {
+      largest_scores = &one;
+    } else {
+      (one.name == "o" ? standard.o : standard.lse) = memory.like(one.got);
+    }
   }
   const bool rounds = may_round_scores(problem);
   for (const Yardstick& yardstick : yardsticks) {
     if (yardstick.stored_o) continue;
     reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order, places);
     measure(list(standard), yardstick, rounds, expected);
+    // Which of the scores of standard attention is the largest is chance, so the largest error of
+    // any of them is what a largest score may be off by.
+    if (largest_scores == nullptr || !measures_maximum(yardstick, kMaxLogit, rounds)) continue;
+    largest_scores->standard_error =
+        std::max(largest_scores->standard_error,
+                 score_error(problem, inputs, yardstick.precision, yardstick.order));
   }
 }
 

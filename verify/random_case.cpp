@@ -19,7 +19,7 @@ constexpr std::uint64_t kLongEvery = 8;
 constexpr std::int64_t kLongKeys = 8192;
 constexpr std::int64_t kMaxLongScores = 50'000;
 constexpr std::int64_t kMaxLongMultiplyAdds = 6'000'000;
-constexpr std::uint64_t kListEvery = 8;
+constexpr std::uint64_t kListEvery = 8, kMaxLogitEvery = 4;
 
 class Generator {
  public:
@@ -28,7 +28,8 @@ class Generator {
         lengths_(seed ^ 0x6c6f6e67u),
         lists_(seed ^ 0x6c697374u),
         shared_(seed ^ 0x73686172u),
-        caches_(seed ^ 0x63616368u) {}
+        caches_(seed ^ 0x63616368u),
+        logits_(seed ^ 0x6d61786cu) {}
 
   Case generate() {
     sizes();
@@ -40,6 +41,7 @@ class Generator {
     shared_prefix();
     cache_types();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
+    if (logits_() % kMaxLogitEvery == 0) hint("maxlogit");
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
 
@@ -280,7 +282,7 @@ class Generator {
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
-  Random random_, lengths_, lists_, shared_, caches_;
+  Random random_, lengths_, lists_, shared_, caches_, logits_;
   bool paged_ = false;
   bool dropout_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0, d_ = 0, dv_ = 0;

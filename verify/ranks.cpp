@@ -235,7 +235,8 @@ dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankO
   const Shard o(data.outputs.o, rows, false, false);
   const Shard logs(lse ? data.outputs.lse : Tensor{}, rows, true, false);
   OnDevice on(own.device);
-  const Outputs outputs{.o = on.result(o.tensor), .lse = on.result(logs.tensor)};
+  const Outputs outputs{
+      .o = on.result(o.tensor), .lse = on.result(logs.tensor), .max_logit = data.outputs.max_logit};
   dist::forward(plan, rank_inputs(data, q, k, v, on), outputs, where);
   on.download();
   o.put_back();
@@ -316,12 +317,14 @@ void forward_on_ranks(CaseData& data, const RankOptions& ranks, const PlanOption
                       const attn::Context& context, bool lse) {
   if (data.problem.layout_k == Layout::paged) {
     return on_ranks(dist::in_process(ranks.ranks), [&](const dist::Group& group) {
-      Outputs outputs{.o = data.outputs.o, .lse = lse ? data.outputs.lse : Tensor{}};
+      Outputs outputs{.o = data.outputs.o,
+                      .lse = lse ? data.outputs.lse : Tensor{},
+                      .max_logit = data.outputs.max_logit};
       // Every rank gets the whole of O: that of the last one is looked at.
       const Shard o(group.rank() + 1 < group.size() ? outputs.o : Tensor{},
                     {{0, outputs.o.shape[static_cast<std::size_t>(outputs.o.rank - 3)]}}, false,
                     false);
-      if (o.tensor.given()) outputs = {.o = o.tensor};
+      if (o.tensor.given()) outputs = {.o = o.tensor, .lse = {}, .max_logit = outputs.max_logit};
       cached_on_rank(data, group, local, context, outputs);
     });
   }

@@ -216,7 +216,8 @@ std::string to_string(const Plan& plan);
 // sink and rng_state as well. Tensors are on the device of Options::local. Of a GPU, K, V and sums
 // travel through memory of the host where the engine does not carry its memory; the call waits for
 // the context's stream before it returns. Takes memory for the gathered K and V and for what is
-// sent, of a GPU also for the workspace; by local() the plan keeps it for the next call.
+// sent, of a GPU also for the workspace; by local() the plan keeps it for the next call. max_logit
+// is refused with Error(unsupported), here and below.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
 // As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of

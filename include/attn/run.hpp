@@ -66,6 +66,14 @@ struct Outputs {
   Tensor o{};    // as q, with head_dim_v; a sequence's rows past seqused_q are set to zero
   Tensor lse{};  // natural logarithms, f32 [batch, heads_q, seqlen_q] or packed [heads_q, total_q],
                  // any strides; f64 when the problem is; -inf past seqused_q; optional forward
+  // The largest score of each head: f32 [heads_q], any stride; f64 when the problem is; optional,
+  // of the forward pass alone. The maximum is over all rows in use of all sequences and the keys
+  // that each sees, of scores as they enter softmax: after softmax_scale and the score expression,
+  // before dropout. The sink is not part of it. -inf where no row of the head sees a key, or every
+  // score is -inf; NaN where some row sees a score of NaN or +inf, as O and LSE of that row are.
+  // Training reads it to keep scores small: QK-clip (Kimi K2, 2025) scales down the weights of Q
+  // and K of a head whose largest score passes a bound.
+  Tensor max_logit{};
 };
 
 // Gradients of a loss with respect to O and LSE. Where the loss does not use LSE a Tensor says it
@@ -97,8 +105,8 @@ struct Gradients {
 // a GPU the problem must set seqlen_q (seqlen_k) of these itself. Thread-safe.
 Problem complete(const Problem& problem, const Inputs& inputs);
 
-// O <- attention, and LSE where it is given. Plans, checks, then writes. Outputs must not overlap
-// inputs or each other.
+// O <- attention, and LSE and max_logit where they are given. Plans, checks, then writes. Outputs
+// must not overlap inputs or each other.
 //
 // Algorithm: FlashAttention-2 (Dao 2023), algorithm 1, with keys split as in Flash-Decoding where
 // queries are few, unless PlanOptions names another one. A shared prefix has passes of its own,
@@ -160,8 +168,9 @@ void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // f16 or on a CPU f64, each of its own dtype; LSE is f32 (f64 beside an O of f64), needed of the
 // parts and optional in the result. On a GPU there are up to 32 parts. O of a part whose LSE is
 // -inf is not read. The sink belongs to one part only. The result may be one of the parts, and
-// overlaps no other. Parts in 16 bits bring errors of their own, which an O of f32 does not
-// (docs/serving.md, "Two caches in one softmax").
+// overlaps no other. max_logit is refused: that of all keys is the largest of the parts'. Parts in
+// 16 bits bring errors of their own, which an O of f32 does not (docs/serving.md, "Two caches in one
+// softmax").
 //
 // Arithmetic is in double and rounded once, to the result's dtype. On a CPU it runs on the calling
 // thread, on a GPU in context.stream. Throws Error(invalid_argument) before anything is written,

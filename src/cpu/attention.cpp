@@ -8,6 +8,7 @@
 
 #include "core/philox.hpp"
 #include "core/problem/dropout_state.hpp"
+#include "core/problem/max_logit.hpp"
 #include "core/tensor/element.hpp"
 #include "cpu/workspace.hpp"
 
@@ -247,6 +248,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   const core::Rows o = core::rows_like_q(problem, inputs, outputs.o, sequence.batch);
   const bool has_lse = outputs.lse.given();
   const core::Rows lse = core::lse_rows(problem, inputs, outputs.lse, sequence.batch);
+  const core::MaxLogit max_logit(outputs.max_logit);
   const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(outputs.o.dtype);
   for (int r = 0; r < block.count; ++r) {
     row[r] = o.row(block.query[r], block.head[r]);
@@ -258,6 +260,8 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
     double rescale = 1;
     double empty_lse = -std::numeric_limits<double>::infinity();
     const bool empty = l == 0;  // the row sees no key: O is 0, whatever the sink
+    // m has left out scores that are NaN.
+    if (!empty) max_logit.raise(block.head[r], std::isnan(l) ? l : m);
     if (problem.sink) {
       const double sink = static_cast<const float*>(inputs.sink.data)[block.head[r]];
       const double maximum = std::max(m, sink);

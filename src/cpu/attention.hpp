@@ -181,8 +181,8 @@ class Attention {
   expr::TileContext expression_context(const QueryBlock& q, int key0, int keys,
                                        const TileScratch& t) const;
 
-  // O rows, in the dtype of outputs.o, and LSE of a finished block: O = o_t / l, with the sink's
-  // share of l when there is one. normalized: o_t has been divided by block.l already.
+  // O rows, in the dtype of outputs.o, LSE and max_logit of a finished block: O = o_t / l, with the
+  // sink's share of l when there is one. normalized: o_t has been divided by block.l already.
   void store_block(const core::Sequence& sequence, QueryBlock& block, const Outputs& outputs,
                    bool normalized = false) const;
   // Rows of a Q block from their transpose: row <- factor * x_t[dim][row].

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "core/problem/max_logit.hpp"
 #include "cpu/backward/backward.hpp"
 #include "cpu/expressions.hpp"
 #include "cpu/f64/f64.hpp"
@@ -99,6 +100,12 @@ void forward_by_length(Call& call, const Plan& plan, std::span<const Plan> short
 
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
+  core::MaxLogit(outputs.max_logit).clear();
+  forward_pass(plan, inputs, outputs, context);
+}
+
+void forward_pass(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                  const Context& context) {
   const Problem& p = plan.problem;
   if (p.seqlen_prefix > 0) return forward_prefix(plan, inputs, outputs, context);
   check_plan(plan, Phase::forward);

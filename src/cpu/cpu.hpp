@@ -10,6 +10,10 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 // Arguments are validated.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
+// Does the same for one pass over some of the keys: max_logit becomes the larger of what it is and
+// theirs.
+void forward_pass(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
+                  const Context& context);
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 

@@ -153,6 +153,7 @@ class Run {
     to.lse = reinterpret_cast<double*>(
         workspace_.take(Size(rows_) * p_.heads_q * Size(sizeof(double)), "LSE of parts"));
     Outputs outputs;
+    outputs.max_logit = outputs_.max_logit;
     const std::int64_t h = p_.heads_q;
     if (as_one || p_.layout_q == Layout::packed) {
       part.q.shape[0] = rows_;
@@ -170,7 +171,7 @@ class Run {
     const Size bytes = plan.workspace_bytes;
     context.workspace = tensor(static_cast<void*>(workspace_.take(bytes)), DType::u8,
                                {static_cast<std::int64_t>(bytes.bytes())});
-    cpu::forward(plan, part, outputs, context);
+    forward_pass(plan, part, outputs, context);
   }
 
   void merge(const Plan& plan) {

@@ -1,5 +1,6 @@
 #include "cuda/cuda.hpp"
 
+#include "attn/error.hpp"
 #include "cuda/backward/backward.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/forward.hpp"
@@ -14,6 +15,9 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   const ContextGuard guard(plan.device.index);  // once for all launches
+  if (outputs.max_logit.given()) {
+    throw Error(ErrorCode::unsupported, "max_logit is given; accepted on a GPU is none");
+  }
   launch_forward(plan, inputs, outputs, context);
   write_packed_tail(plan.problem, inputs, outputs, context);
 }

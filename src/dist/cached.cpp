@@ -192,6 +192,7 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
       throw Error(ErrorCode::unsupported,
                   "device is " + to_string(options.device) + "; accepted by forward_cached is cpu");
     }
+    refuse_max_logit(problem, outputs);
     own = std::make_unique<CachedPart>(problem, inputs, group);
     const Problem& p = own->problem;
     core::validate_forward(p, own->inputs, outputs);

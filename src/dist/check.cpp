@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <optional>
 
+#include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
 #include "core/validate/validate_parts.hpp"
 #include "dist/call.hpp"
@@ -106,8 +108,16 @@ class Checker {
 
 }  // namespace
 
+void refuse_max_logit(const Problem& problem, const Outputs& outputs) {
+  if (!outputs.max_logit.given()) return;
+  throw Error(ErrorCode::unsupported,
+              "max_logit is given; attn::dist computes O and LSE alone (problem " +
+                  core::echo(problem) + ")");
+}
+
 void check_forward(const PlanData& plan, const Inputs& inputs, const Outputs& outputs,
                    const attn::Context& context) {
+  refuse_max_logit(plan.problem, outputs);
   Checker check(plan);
   check.inputs(inputs, context);
   check.o("o", outputs.o, true);

@@ -3,6 +3,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/problem/max_logit.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
 #include "reference/probabilities.hpp"
@@ -19,11 +20,13 @@ void forward_head(Head<Real> head, const Outputs& outputs) {
   Matrix<Real> o(sequence.length_q, problem.head_dim_v);
   std::vector<double> lse(static_cast<std::size_t>(sequence.capacity_q),
                           -std::numeric_limits<double>::infinity());
+  const core::MaxLogit max_logit(outputs.max_logit);
   for (std::int64_t i = 0; i < sequence.length_q; ++i) {
     head.gather(i);
     const Row<Real> row = score_row(head, i, head.order, head.rounding.tensor_core);
     const std::vector<Real> probabilities = softmax_of_row(head, row);
     lse[static_cast<std::size_t>(i)] = static_cast<double>(row.lse);
+    for (const Real t : row.t) max_logit.raise(head.head, static_cast<double>(t));
     ProductSum<Real> sum(o[i], o.columns, head.rounding.tensor_core,
                          head.rounding.e4m3 ? kKeysOfPart : 0);
     for (std::int64_t step = 0; step < head.keys(); ++step) {
@@ -53,6 +56,7 @@ void forward_head(Head<Real> head, const Outputs& outputs) {
 template <class Real>
 void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                 Rounding rounding, Order order, const DropoutPlaces& places) {
+  core::MaxLogit(outputs.max_logit).clear();
   for (std::int64_t batch = 0; batch < core::cleared_sequences(problem); ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {

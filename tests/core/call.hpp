@@ -94,6 +94,7 @@ inline Call dense_call() {
   c.grad.dv = c.poisoned(DType::f32, {kBatch, kSeqlenK, kHeadsK, kHeadDimV});
   c.grad.dsink = c.poisoned(DType::f32, {kHeadsQ});
   c.grad.buffers = {{"bias", c.poisoned(DType::f32, {1, kHeadsQ, kSeqlenQ, kSeqlenK})}};
+  c.out.max_logit = c.poisoned(DType::f32, {kHeadsQ});
   return c;
 }
 

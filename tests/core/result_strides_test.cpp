@@ -68,8 +68,9 @@ TEST(ResultStrides, AreFree) {
     options.backend = backend;
     Call call = random_call();
     Call other = random_call();
-    std::vector<Tensor*> results{&call.out.lse, &call.grad.dsink, &call.grad.buffers[0].second};
-    std::vector<Tensor*> spread_out{&other.out.lse, &other.grad.dsink,
+    std::vector<Tensor*> results{&call.out.lse, &call.out.max_logit, &call.grad.dsink,
+                                 &call.grad.buffers[0].second};
+    std::vector<Tensor*> spread_out{&other.out.lse, &other.out.max_logit, &other.grad.dsink,
                                     &other.grad.buffers[0].second};
     std::vector<const std::vector<double>*> memories;
     for (Tensor* t : spread_out) {

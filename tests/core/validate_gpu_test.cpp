@@ -13,9 +13,9 @@ namespace {
 
 // Everything of the call on a GPU; nothing is read through these addresses.
 Call on_gpu(Call c, Device device = {DeviceType::cuda, 1}) {
-  for (Tensor* t :
-       {&c.in.q, &c.in.k, &c.in.v, &c.in.cu_seqlens_q, &c.in.cu_seqlens_k, &c.in.seqused_q,
-        &c.in.seqused_k, &c.in.page_table, &c.in.sink, &c.in.rng_state, &c.out.o, &c.out.lse}) {
+  for (Tensor* t : {&c.in.q, &c.in.k, &c.in.v, &c.in.cu_seqlens_q, &c.in.cu_seqlens_k,
+                    &c.in.seqused_q, &c.in.seqused_k, &c.in.page_table, &c.in.sink, &c.in.rng_state,
+                    &c.out.o, &c.out.lse, &c.out.max_logit}) {
     if (t->given()) t->device = device;
   }
   return c;

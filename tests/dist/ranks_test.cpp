@@ -90,8 +90,9 @@ TEST(RandomRanks, AgreeWithTheReference) {
   const std::uint64_t count = quick() ? 6 : 24;
   std::uint64_t done = 0;
   for (std::uint64_t seed = 5000; done < count; ++seed) {
-    const Case c = random_case(seed);
+    Case c = random_case(seed);
     if (!has_backward(c.problem)) continue;
+    c.hints.maxlogit = false;
     ++done;
     std::int64_t chunk = kChunks[seed / 8 % std::size(kChunks)];
     // A plan has up to 4096 chunks.
@@ -101,6 +102,15 @@ TEST(RandomRanks, AgreeWithTheReference) {
                   .chunk = chunk,
                   .deal = static_cast<dist::Deal>(seed / 3 % 4)},
                  seed);
+  }
+}
+
+TEST(Ranks, RefuseTheLargestScores) {
+  for (const char* descriptor :
+       {"b1_n20_h1_d16_f32/maxlogit", "b1_n20_h1_d16_paged4_f32/maxlogit"}) {
+    const Report report = check(parse_case(descriptor), {.ranks = {.ranks = 2}}, 3);
+    EXPECT_EQ(report.status, Status::unsupported) << to_string(report);
+    EXPECT_NE(report.message.find("max_logit is given"), std::string::npos) << report.message;
   }
 }
 

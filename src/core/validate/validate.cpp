@@ -71,6 +71,10 @@ void check_like_lse(const ArgumentCheck& check, const Problem& p, const Inputs& 
   }
 }
 
+void check_max_logit(const ArgumentCheck& check, const Problem& p, const Tensor& t) {
+  check.tensor("max_logit", t, p.dtype == DType::f64 ? DType::f64 : DType::f32, {p.heads_q});
+}
+
 // Appends the gradients to `outputs`.
 void check_gradients(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
                      const Gradients& gradients, const std::pmr::vector<BoundBuffer>& buffers,
@@ -143,10 +147,12 @@ std::pmr::vector<NamedTensor> validate_forward(const Problem& problem, const Inp
   const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
   if (outputs.lse.given()) check_like_lse(check, problem, inputs, "lse", outputs.lse);
+  if (outputs.max_logit.given()) check_max_logit(check, problem, outputs.max_logit);
   Tensors tensors(&memory);
   tensors.reserve(kTensors);
   add_given(tensors, "o", outputs.o);
   add_given(tensors, "lse", outputs.lse);
+  add_given(tensors, "max_logit", outputs.max_logit);
   const std::size_t written = tensors.size();
   add_inputs(tensors, inputs, buffers);
   check_disjoint(check, tensors, written);

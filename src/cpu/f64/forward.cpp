@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/ceil_div.hpp"
+#include "core/problem/max_logit.hpp"
 #include "cpu/f64/f64.hpp"
 #include "cpu/f64/tiles.hpp"
 #include "cpu/tasks.hpp"
@@ -150,16 +151,18 @@ class Forward {
                              .careful = careful});
   }
 
-  // O / l and LSE of a finished block, with the sink's share of l where there is one.
+  // O / l, LSE and max_logit of a finished block, with the sink's share of l where there is one.
   void store(const core::Sequence& sequence, const Block& block) const {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     const Problem& problem = a_.problem;
     const core::Rows o_rows = core::rows_like_q(problem, a_.inputs, outputs_.o, sequence.batch);
     const core::Rows lse = core::lse_rows(problem, a_.inputs, outputs_.lse, sequence.batch);
+    const core::MaxLogit max_logit(outputs_.max_logit);
     for (int r = 0; r < block.rows.count; ++r) {
       const std::int32_t query = block.rows.query[r], head = block.rows.head[r];
       double m = block.m[r], l = block.l[r], rescale = 1;
       const bool empty = l == 0;  // the sink alone is LSE then, whatever it is
+      if (!empty) max_logit.raise(head, std::isnan(l) ? l : m);
       const double sink =
           problem.sink ? static_cast<const float*>(a_.inputs.sink.data)[head] : -kInfinity;
       if (problem.sink && !empty) {
