@@ -27,14 +27,14 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The address of a variable comes from bank 4 (LDC, ULDC, MOV, IMAD.MOV), at an offset that depends on
+# The address of a variable comes from bank 4 (LDC, ULDC, MOV, IMAD.MOV, IADD3, LEA), at an offset that depends on
 # how many constants the text has: 0 here.
 without_addresses() {
   perl -e 'binmode STDIN; binmode STDOUT; local $/; my $code = <STDIN>;
     for (my $i = 0; $i + 16 <= length $code; $i += 16) {
       my $word = unpack("Q<", substr($code, $i, 8));
       my $op = $word & 0xfff;
-      next unless $op == 0xb82 || $op == 0xab9 || $op == 0xa02 || $op == 0x624;
+      next unless grep { $op == $_ } 0xb82, 0xab9, 0xa02, 0x624, 0xa10, 0xa11;
       next unless ($word >> 54 & 31) == 4;
       substr($code, $i, 8) = pack("Q<", $word & ~(0xffff << 38));
     }

@@ -1,6 +1,5 @@
 #include "cuda/cuda.hpp"
 
-#include "attn/error.hpp"
 #include "cuda/backward/backward.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/forward.hpp"
@@ -15,9 +14,6 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   const ContextGuard guard(plan.device.index);  // once for all launches
-  if (outputs.max_logit.given()) {
-    throw Error(ErrorCode::unsupported, "max_logit is given; accepted on a GPU is none");
-  }
   launch_forward(plan, inputs, outputs, context);
   write_packed_tail(plan.problem, inputs, outputs, context);
 }
@@ -31,9 +27,10 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 }
 
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
-                            const PlanOptions& options) {
-  std::vector<Source> all = phase == Phase::forward ? forward_sources(problem, arch, options)
-                                                    : backward_sources(problem, arch, options);
+                            const PlanOptions& options, bool max_logit) {
+  std::vector<Source> all = phase == Phase::forward
+                                ? forward_sources(problem, arch, options, max_logit)
+                                : backward_sources(problem, arch, options);
   if (has_packed_tail(problem, phase)) all.push_back(packed_tail_source());
   return all;
 }

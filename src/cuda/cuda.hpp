@@ -21,8 +21,8 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 
 // All that the problem needs compiled on devices of this architecture; needs no GPU. Of options,
-// kernel and deterministic count.
+// kernel and deterministic count. max_logit: of calls that ask for it; forward.
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
-                            const PlanOptions& options = {});
+                            const PlanOptions& options = {}, bool max_logit = false);
 
 }  // namespace attn::cuda

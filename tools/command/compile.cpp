@@ -21,7 +21,7 @@ namespace {
 struct CompileOptions {
   std::vector<std::string> descriptors, archs;
   std::string cache_dir, kernel, phase = "forward", json;
-  bool strict = false, deterministic = false, batch_invariant = false;
+  bool strict = false, deterministic = false, batch_invariant = false, max_logit = false;
 };
 
 // The architectures that are named, or those of the devices here, where none is.
@@ -94,7 +94,8 @@ int compile(const CompileOptions& options, const std::string& command_line) {
                              .deterministic = options.deterministic,
                              .batch_invariant = options.batch_invariant};
       core::validate_options(problem, phase, plan, context);
-      for (const cuda::Source& source : cuda::sources(problem, phase, arch, plan)) {
+      for (const cuda::Source& source :
+           cuda::sources(problem, phase, arch, plan, options.max_logit)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         json.add(row(descriptor, arch, source, report));
         fmt::print(json.text(), "{} {} {}: {}\n", descriptor, to_string(arch), source.name,
@@ -131,6 +132,8 @@ void add_compile(CLI::App& app, int& status, const std::string& command_line) {
   add_kernel_option(*sub, options->kernel);
   add_deterministic_flag(*sub, options->deterministic);
   add_batch_invariant_flag(*sub, options->batch_invariant);
+  sub->add_flag("--max-logit", options->max_logit,
+                "Those of forward calls that ask for the largest score of each head");
   sub->add_option("--cache-dir", options->cache_dir,
                   "Default: ATTN_CACHE_DIR, or attn in the user's cache folder")
       ->type_name("FOLDER");

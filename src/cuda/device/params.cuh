@@ -143,8 +143,15 @@ struct ForwardParams : ProblemParams {
 
   // What forward_flash_attention has between two blocks of keys: O [batch][heads_q][seqlen_q]
   // [head_dim_v], normalised, and sums [batch][heads_q][seqlen_q]. Else null.
-  float* row_o;
-  RowSums* row_sums;
+  // Other kernels: the largest score of each head (softmax/max_logit.cuh), where it is asked for.
+  union {
+    float* row_o;
+    float* max_logit;
+  };
+  union {
+    RowSums* row_sums;
+    long long max_logit_stride;
+  };
   // What forward_standard has: S, then P, [batch][heads_q][seqlen_q][seqlen_k], and which of its
   // three passes a launch is, 0 to 2. Else null and 0.
   float* scores;

@@ -14,6 +14,7 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
                     const Context& context);
 // What a run compiles, of the options kernel and batch_invariant: also both kernels of a call whose
 // sequences differ much in their numbers of queries (plan/decoding_part.hpp).
-std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options);
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options,
+                                    bool max_logit);
 
 }  // namespace attn::cuda

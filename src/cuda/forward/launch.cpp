@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory_resource>
 #include <optional>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "core/cache_type.hpp"
 #include "core/problem/prefix_expressions.hpp"
 #include "core/validate/validate.hpp"
+#include "cuda/driver/api.hpp"
 #include "cuda/driver/counters.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
@@ -41,10 +43,12 @@ ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outp
   own.seqused_q = inputs.seqused_q.given();
   own.seqused_k = inputs.seqused_k.given();
   own.lse = outputs.lse.given() && core::is_float8(p);
+  own.max_logit = outputs.max_logit.given();
   describe_operands(own, p, inputs, inputs.k, inputs.v);
   own.aligned = own.aligned && alignment_of(outputs.o) % 16 == 0;
   if (p.seqlen_prefix > 0) {
     PrefixTensors& prefix = call.prefix;
+    prefix.shared.max_logit = own.max_logit;
     // A copy of Q is, wherever Q lies.
     prefix.in_line = core::has_own_type_q(p) || core::is_in_line(p, inputs);
     if (p.layout_q == Layout::packed) prefix.rows = core::rows_of_all(p, inputs.q).shape[0];
@@ -81,6 +85,20 @@ void launch_pass(const ForwardPass& pass, const Problem& problem, const Expressi
   if (pass.combine != nullptr) {
     std::array<void*, 2> merged{&parameters, &others};
     pass.combine->launch(pass.combine_launch, context.stream, merged.data());
+  }
+}
+
+// Sets the largest score of each head to -inf, from where kernels raise it.
+void clear_max_logit(const Tensor& max_logit, void* stream) {
+  if (!max_logit.given()) return;
+  constexpr unsigned kMinusInfinity = 0xff800000;
+  const std::int64_t heads = max_logit.shape[0], stride = max_logit.strides[0];
+  const std::int64_t each = stride == 1 ? heads : 1;  // elements of a call
+  for (std::int64_t head = 0; head < heads; head += each) {
+    const float* const to = static_cast<const float*>(max_logit.data) + head * stride;
+    check(api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(to), kMinusInfinity,
+                                 static_cast<std::size_t>(each), static_cast<CUstream>(stream)),
+          "cuMemsetD32Async of max_logit");
   }
 }
 
@@ -134,8 +152,10 @@ std::vector<PrefixOperands> prefix_operands(const Problem& problem, const Forwar
 void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
                     const Context& context) {
   const Problem& problem = plan.problem;
-  if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) return;
   const ContextGuard guard(plan.device.index);
+  if (problem.batch == 0 || problem.seqlen_q == 0 || problem.heads_q == 0) {
+    return clear_max_logit(outputs.max_logit, context.stream);
+  }
   ForwardSignature call = signature_of(plan, inputs, outputs);
   std::optional<ForwardRun> own;
   const auto find = [&] {
@@ -182,6 +202,7 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     read = &copies_of(*run);
     operands = prefix_operands(problem, *run, *read);
   }
+  clear_max_logit(outputs.max_logit, context.stream);
   if (run->copy != nullptr) {
     launch_copy(*run->copy, problem, inputs, *read, run->copies, context.stream);
   }
@@ -193,8 +214,9 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     const PrefixPass& part = run->prefix[i];
     others.part[i] = other_part(part, workspace);
     if (part.problem.seqlen_q == 0) continue;
-    launch_pass(part.pass, part.problem, part.expressions, operands[i].inputs, {},
-                operands[i].maps.get(), others, context);
+    launch_pass(part.pass, part.problem, part.expressions, operands[i].inputs,
+                {.o = {}, .lse = {}, .max_logit = outputs.max_logit}, operands[i].maps.get(),
+                others, context);
   }
   // A seed of dropout is a number of the call, which what the plan keeps does not know.
   std::optional<Problem> over;

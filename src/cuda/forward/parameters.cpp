@@ -153,6 +153,10 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
   fill_tensors(to, p, inputs, outputs);
   to.o = outputs.o.data;
   if (outputs.lse.given()) to.lse = static_cast<float*>(outputs.lse.data);
+  if (config.features.max_logit) {
+    to.max_logit = static_cast<float*>(outputs.max_logit.data);
+    to.max_logit_stride = outputs.max_logit.strides[0];
+  }
   if (inputs.page_table.given()) {
     to.page_table = static_cast<const int*>(inputs.page_table.data);
     to.page_table_stride = inputs.page_table.strides[0];

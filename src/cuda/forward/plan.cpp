@@ -242,13 +242,14 @@ Plan plan_forward(const Problem& problem, const PlanOptions& options) {
   return plan;
 }
 
-std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options) {
+std::vector<Source> forward_sources(const Problem& problem, Arch arch, const PlanOptions& options,
+                                    bool max_logit) {
   // A machine of a common size decides whether keys are split.
   constexpr int kMultiprocessors = 132;
   const std::string_view kernel = options.kernel;
   std::vector<Source> sources;
   if (const Copies copies = choose_copies(problem, arch, kernel); copies.any()) {
-    sources = forward_sources(over_copies(problem, copies), arch, options);
+    sources = forward_sources(over_copies(problem, copies), arch, options, max_logit);
     sources.push_back(copy_source(problem, {}, copies));
     return sources;
   }
@@ -259,7 +260,8 @@ std::vector<Source> forward_sources(const Problem& problem, Arch arch, const Pla
   if (splits.keeps_parts) {
     const auto parts = core::prefix_parts(problem, core::OwnLengths::problem);
     own = parts.own;
-    for (const PrefixKeys& part : prefix_keys(parts, arch, kMultiprocessors, kernel)) {
+    for (PrefixKeys& part : prefix_keys(parts, arch, kMultiprocessors, kernel)) {
+      part.tensors.max_logit = max_logit;
       add_sources(sources, part.problem,
                   choose_forward(part.problem, arch, part.tensors, part.splits, kernel), false);
       ++other_parts;
@@ -273,16 +275,17 @@ std::vector<Source> forward_sources(const Problem& problem, Arch arch, const Pla
     choice.combine = choose_combine(own.head_dim_v, count + other_splits);
     return choice;
   };
-  ForwardConfig config = choose_forward(own, arch, {}, splits, kernel);
+  const ForwardTensors tensors{.max_logit = max_logit};
+  ForwardConfig config = choose_forward(own, arch, tensors, splits, kernel);
   splits.count = splits.batch_invariant ? invariant_splits(own, config, kMultiprocessors).count
                                         : choose_splits(own, config, kMultiprocessors);
-  if (splits.count > 1) config = choose_forward(own, arch, {}, splits, kernel);
+  if (splits.count > 1) config = choose_forward(own, arch, tensors, splits, kernel);
   add_sources(sources, own, merging(config, splits.count));
   if (!kernel.empty()) return sources;
   const auto part = decoding_part(own, arch, kMultiprocessors, splits);
   if (!part) return sources;
   // What a call takes whose sequences differ much in their numbers of queries.
-  const ForwardTensors uneven{.uneven_q = true};
+  const ForwardTensors uneven{.max_logit = max_logit, .uneven_q = true};
   add_sources(sources, own,
               merging(rest_of(*part, own, arch, uneven, splits, kernel), splits.count));
   add_sources(sources, part->problem,

@@ -84,6 +84,7 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
 std::string print_config(const ForwardConfig& c) {
   ConfigText text = common_config(c, c.splits, c.tiling.keys);
   text.number("kSharedBytes", static_cast<int>(c.tiling.shared_bytes));
+  text.flag("kMaxLogit", c.features.max_logit);
   c.shape->print(c, text);
   return text.text();
 }

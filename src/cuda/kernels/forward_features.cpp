@@ -59,6 +59,7 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.dropout_flipped = core::dropout_rule(core::dropout_threshold(p.dropout.probability)).flipped;
   f.rng_state = f.dropout && p.dropout.rng_state;
   f.vector_o = tensors.aligned;
+  f.max_logit = tensors.max_logit;
   f.mask_heads = depends_on(p.mask, expr::Op::head);
   f.mask_batches =
       depends_on(p.mask, expr::Op::batch) || f.packed_q || f.packed_k || f.used_q || f.used_k;

@@ -20,7 +20,8 @@ struct ForwardTensors {
   // Where Q, K and V are 8-bit floats: some scale differs between rows of a sequence; LSE is asked
   // for.
   bool row_scales = false, lse = false;
-  bool v_in_k = false;  // V is the first columns of K, in memory: same address and strides
+  bool max_logit = false;  // the largest score of each head is asked for
+  bool v_in_k = false;     // V is the first columns of K, in memory: same address and strides
   // A packed Q has few rows for its sequences and the longest of them: their numbers of queries
   // differ much (plan/decoding_part.hpp).
   bool uneven_q = false;
@@ -42,6 +43,7 @@ struct ForwardFeatures {
   bool dropout_flipped = false;  // core::DropoutRule::flipped
   bool rng_state = false;        // seed and offset of dropout are read by the kernel
   bool vector_o = true;          // O may be written 16 bytes at a time
+  bool max_logit = false;        // ForwardTensors::max_logit
   // What the mask says of blocks of keys differs between heads, and between batch entries.
   bool mask_heads = false, mask_batches = false;
   // The mask reads buffers for more than the last keys: what these hold says which blocks of keys

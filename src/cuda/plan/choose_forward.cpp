@@ -138,18 +138,21 @@ std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, KeySpl
     std::ranges::transform(all, all.begin(), invariant);
     return all;
   }
-  const ForwardTensors most{.seqused_q = true, .seqused_k = true};
+  ForwardTensors most{.seqused_q = true, .seqused_k = true};
   const auto [named, parts] = split_kernel_name(forced);
   const ForwardKernel* const only = find_forward_kernel(named);
   if (only != nullptr && only->runs_by_name_only()) {
     return {choose_forward(p, arch, most, splits, forced)};
   }
-  const ForwardRequest request = request_of(p, arch, most, splits, parts);
   std::vector<ForwardConfig> all;
-  for (const ForwardKernel& kernel : forward_kernels()) {
-    if (kernel.runs_by_name_only()) continue;
-    auto [config, why] = configured(kernel, request, splits);
-    if (why.empty()) all.push_back(std::move(config));
+  for (const bool max_logit : {false, true}) {
+    most.max_logit = max_logit;
+    const ForwardRequest request = request_of(p, arch, most, splits, parts);
+    for (const ForwardKernel& kernel : forward_kernels()) {
+      if (kernel.runs_by_name_only()) continue;
+      auto [config, why] = configured(kernel, request, splits);
+      if (why.empty()) all.push_back(std::move(config));
+    }
   }
   return all;
 }

@@ -17,7 +17,7 @@
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
-//   kMaskHeads
+//   kMaskHeads, kMaxLogit
 // Grid: p.num_tiles blocks of 128 threads with ForwardSimtLayout<C>::kBytes of dynamic shared
 // memory.
 #pragma once
@@ -29,6 +29,7 @@
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
+#include "softmax/max_logit.cuh"
 #include "softmax/online.cuh"
 #include "softmax/visible_row.cuh"
 #include "tile/cache_type.cuh"
@@ -395,6 +396,9 @@ struct ForwardSimt {
     const float lse = used ? d.lse : minus_infinity();
     store_row(t, r, factor, !used || l == 0);  // zeros whatever V holds
     if (member() != 0) return;
+    if constexpr (C::kMaxLogit) {
+      if (used) raise_max_logit(p, head, largest_or_nan(m.value, l));
+    }
     if constexpr (C::kSplits) {
       p.partial_lse[tile.partial_row(p, query, head)] = used ? d.part : nothing_seen();
     } else if (p.lse != nullptr) {

@@ -16,7 +16,7 @@
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: kWarps
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
-//   kMaskHeads
+//   kMaskHeads, kMaxLogit
 // Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
 // kWarps threads with ForwardSm80Layout<C>::kBytes of dynamic shared memory.
 #pragma once
@@ -31,6 +31,7 @@
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/lazy.cuh"
+#include "softmax/max_logit.cuh"
 #include "softmax/visible_row.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/score_vectors.cuh"
@@ -216,7 +217,8 @@ struct ForwardSm80 {
       }
       float alpha[2];
       const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-      if (w.softmax[m].template exponentiate<Expressions::kHasScore>(w.s[m], c, alpha)) {
+      if (w.softmax[m].template exponentiate<Expressions::kHasScore, C::kMaxLogit>(w.s[m], c,
+                                                                                   alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
@@ -303,6 +305,7 @@ struct ForwardSm80 {
                                                               Expressions::kScoreFactor);
     const Denominator d = denominator<C::kSink, true, C::kSplits>(top, l, sink);
     const float lse = used ? d.lse : minus_infinity();
+    raise_row<Expressions>(p, tile, row, w.softmax[m].top[i], l);
     float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
     if (C::kUsedQ && !used) factor = 0;  // l may be NaN
     // Rows that see nothing are 0 whatever V holds.

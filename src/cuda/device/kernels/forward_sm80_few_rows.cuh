@@ -24,7 +24,7 @@
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
 //                          of a sequence do nothing (kernels/combine.cuh)
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads, kMaxLogit
 //   kKeepsParts            with kByLength, no sequence is stored whole
 // May be launched as a dependent of whatever comes before. Q, K, V and O are 16-byte aligned, and
 // so are their strides. Grid: p.num_tiles blocks of 32 kWarps threads with
@@ -44,6 +44,7 @@
 #include "schedule/query_tile.cuh"
 #include "softmax/denominator.cuh"
 #include "softmax/lazy.cuh"
+#include "softmax/max_logit.cuh"
 #include "softmax/visible_row.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/shared_tile.cuh"
@@ -260,7 +261,8 @@ struct ForwardFewRows {
       }
       float alpha[2];
       const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-      if (w.softmax[m].template exponentiate<Expressions::kHasScore>(w.s[m], c, alpha)) {
+      if (w.softmax[m].template exponentiate<Expressions::kHasScore, C::kMaxLogit>(w.s[m], c,
+                                                                                   alpha)) {
 #pragma unroll
         for (int i = 0; i < C::kHeadDimV / 2; ++i) w.o[m][i] *= alpha[i / 2 % 2];
       }
@@ -334,6 +336,7 @@ struct ForwardFewRows {
         const float l = quad_sum(w.softmax[m].l[i]);
         const int row = 16 * m + lane() / 4 + 8 * i;
         if (!row_exists(row)) continue;
+        raise_row<Expressions>(p, tile, tile.row0 + row, w.softmax[m].top[i], l);
         if (lane() % 4 == 0) *sums(warp(), row) = {w.softmax[m].r[i], l, w.softmax[m].m[i]};
         if constexpr (kIsCached<C>) {  // in the order of CachedKeys
 #pragma unroll
@@ -432,10 +435,7 @@ struct ForwardFewRows {
     if constexpr (C::kHidesKeys) {
       if (__syncthreads_or(zero != 0)) {
         if constexpr (C::kByLength) {
-          if (whole) {
-            mend<Unsplit<C>>();
-            return;
-          }
+          if (whole) return mend<Unsplit<C>>();
         }
         mend<C>();
       }

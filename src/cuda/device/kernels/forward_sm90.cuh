@@ -29,7 +29,7 @@
 //   kGathers               a tile of keys is two blocks of 64, from the lists of
 //                          kernels/gather_key_blocks.cuh
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
-//   kMaskHeads
+//   kMaskHeads, kMaxLogit
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV>
 // (src/cuda/codegen/wgmma_text.hpp). Grid: up to one block of 128 (1 + kConsumers) threads for each
 // multiprocessor, with ForwardSm90Layout<C>::kBytes of dynamic shared memory.

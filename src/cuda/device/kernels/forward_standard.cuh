@@ -93,6 +93,9 @@ struct ForwardStandard {
       s[key] = !C::kDropout || kept.keeps(key) ? x : 0;
     }
     store_lse(row, d.lse);
+    if constexpr (C::kMaxLogit) {
+      if (Row::lane() == 0) raise_max_logit(p, head, largest_or_nan(m.value, l));
+    }
   }
   ATTN_DEVICE void store_lse(int row, float lse) const {
     const QueryTile<C>& t = step.tile;

@@ -23,7 +23,7 @@
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
-//   kMaskHeads
+//   kMaskHeads, kMaxLogit
 // Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
 // kWarps threads with Layout::kBytes of dynamic shared memory.
 #pragma once
@@ -38,6 +38,7 @@
 #include "softmax/denominator.cuh"
 #include "softmax/dropout.cuh"
 #include "softmax/lazy.cuh"
+#include "softmax/max_logit.cuh"
 #include "softmax/visible_row.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/shared_tile.cuh"
@@ -183,8 +184,8 @@ struct ForwardWide : Place_ {
       }
     }
     const float c = Expressions::kHasScore ? Expressions::kScoreFactor * kLog2E : p.scale_log2;
-    const bool raised =
-        w.softmax.template exponentiate_below<Expressions::kHasScore>(w.s, c, largest, alpha);
+    const bool raised = w.softmax.template exponentiate_below<Expressions::kHasScore, C::kMaxLogit>(
+        w.s, c, largest, alpha);
     if (place() == 0 && lane() % 4 == 0) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -269,6 +270,7 @@ struct ForwardWide : Place_ {
       const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
       of_row(in_tile, kWarpsOfGroup) = !used || l[i] == 0 ? kNothing : factor;
       if (!exists) continue;
+      raise_row<Expressions>(p, tile, row, w.softmax.top[i], l[i]);
       if constexpr (C::kSplits) {
         p.partial_lse[tile.partial_row(p, query, head)] = used ? d.part : nothing_seen();
       } else if (p.lse != nullptr) {

@@ -25,37 +25,39 @@ ATTN_DEVICE float row_maximum(const float (&s)[kCount], int i) {
 struct LazySoftmax {
   static constexpr float kSlack = 8;
 
-  float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
-  float l[2] = {0, 0};                                // sum of P over this thread's columns
-  float m[2] = {minus_infinity(), minus_infinity()};  // kFar: the score that r is of
+  float r[2] = {minus_infinity(), minus_infinity()};    // -inf: nothing seen yet
+  float l[2] = {0, 0};                                  // sum of P over this thread's columns
+  float m[2] = {minus_infinity(), minus_infinity()};    // kFar: the score that r is of
+  float top[2] = {minus_infinity(), minus_infinity()};  // kMaxLogit: the largest score
 
   // S <- P; scores may be -inf, also all of a row. True, in the whole warp alike, when O must be
-  // multiplied by alpha. kFar: references may be far (online.cuh).
-  template <bool kFar, int kCount>
+  // multiplied by alpha. kFar: references may be far (online.cuh). kMaxLogit: `top` is wanted.
+  template <bool kFar, bool kMaxLogit, int kCount>
   ATTN_DEVICE bool exponentiate(float (&s)[kCount], float c, float (&alpha)[2]) {
     const float largest[2] = {row_maximum(s, 0), row_maximum(s, 1)};
-    return exponentiate_below<kFar>(s, c, largest, alpha);
+    return exponentiate_below<kFar, kMaxLogit>(s, c, largest, alpha);
   }
   // Does the same where other warps have scores of the rows too; largest: of all these.
-  template <bool kFar, int kCount>
+  template <bool kFar, bool kMaxLogit, int kCount>
   ATTN_DEVICE bool exponentiate_below(float (&s)[kCount], float c, const float (&largest)[2],
                                       float (&alpha)[2]) {
-    float top[2];
+    float wanted[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      top[i] = reference_for(largest[i], c);
-      if constexpr (kFar) top[i] = fminf(top[i], largest_float());
+      if constexpr (kMaxLogit) top[i] = fmaxf(top[i], largest[i]);
+      wanted[i] = reference_for(largest[i], c);
+      if constexpr (kFar) wanted[i] = fminf(wanted[i], largest_float());
     }
-    bool higher = top[0] > r[0] + kSlack || top[1] > r[1] + kSlack;
+    bool higher = wanted[0] > r[0] + kSlack || wanted[1] > r[1] + kSlack;
     if constexpr (kFar) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) higher = higher || (is_far(top[i]) && largest[i] > m[i]);
+      for (int i = 0; i < 2; ++i) higher = higher || (is_far(wanted[i]) && largest[i] > m[i]);
     }
     const bool raise = __any_sync(~0u, higher);
     if (raise) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float next = fmaxf(r[i], top[i]);
+        const float next = fmaxf(r[i], wanted[i]);
         alpha[i] = next == r[i] ? 1.f : exp2_approximate(r[i] - next);
         if constexpr (kFar) {
           const float next_m = fmaxf(m[i], largest[i]);

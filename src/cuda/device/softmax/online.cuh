@@ -53,9 +53,24 @@ struct OnlineSoftmax {
   // that is not has room for V up to 2^63 only.
   static constexpr float kHigh = 0x1p20f, kLost = 0x1p64f;
 
-  float r[2] = {minus_infinity(), minus_infinity()};  // -inf: nothing seen yet
-  float l[2] = {0, 0};                                // sum of P over this thread's columns
-  float m[2] = {minus_infinity(), minus_infinity()};  // kFar: the largest score, where r is its
+  float r[2] = {minus_infinity(), minus_infinity()};    // -inf: nothing seen yet
+  float l[2] = {0, 0};                                  // sum of P over this thread's columns
+  float m[2] = {minus_infinity(), minus_infinity()};    // kFar: the largest score, where r is its
+  float top[2] = {minus_infinity(), minus_infinity()};  // that see() had, of this thread's columns
+
+  // Looks at scores: the references do not follow the largest one. NaN where one is.
+  template <int kCount>
+  ATTN_DEVICE void see(const float (&s)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float best[2] = {top[i], s[2 * i]};  // two, so that they do not wait for each other
+#pragma unroll
+      for (int j = 1; j < kCount / 2; ++j) {
+        best[j % 2] = max_or_nan(best[j % 2], s[j / 2 * 4 + 2 * i + j % 2]);
+      }
+      top[i] = max_or_nan(best[0], best[1]);
+    }
+  }
 
   // Moves the references to the largest of the scores s. `alpha`: what O must be multiplied by.
   // kKeepsLost: a row that is lost stays so. Example: l is 2^125 and the reference moves by 128:

@@ -61,6 +61,9 @@ core::Size row_o_bytes(const Problem& p) {
 
 ForwardChoice choose_forward_flash_attention(const ForwardRequest& request) {
   const Problem& p = request.problem;
+  if (request.features.max_logit) {
+    return ForwardChoice::refused("max_logit is asked for, which forward_flash_attention lacks");
+  }
   constexpr int kGroup = 1;  // the papers know no GQA
   Tiling tiling = forward_simt_tiling(p, kGroup);
   Shape shape;

@@ -98,8 +98,13 @@ ForwardChoice choose_forward_sm90(const ForwardRequest& request) {
   }
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   const auto rows = forward_sm90_shapes();
-  const auto row = std::ranges::find_if(
-      rows, [&](const ForwardSm90Shape& s) { return widest <= s.head_dim && holds(s.when, p); });
+  const auto row = std::ranges::find_if(rows, [&](const ForwardSm90Shape& s) {
+    // The largest scores take registers, as elements that the score loads do. Three warpgroups, and
+    // more than 128 keys, leave none for them.
+    if (f.max_logit && (s.warpgroups > 2 || s.block_n > 128)) return false;
+    const bool for_registers = f.max_logit && s.when == Condition::score_of_elements;
+    return widest <= s.head_dim && (for_registers || holds(s.when, p));
+  });
   auto made = std::make_shared<ForwardSm90>(with_parts(*row, request.parts));
   const ForwardSm90Shape& s = made->shape;
   Tiling tiling;

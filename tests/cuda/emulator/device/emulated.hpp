@@ -66,6 +66,16 @@ T atomicAdd(T* p, T x) {
   *p += x;
   return before;
 }
+inline int atomicMax(int* p, int x) {
+  const int before = *p;
+  *p = std::max(before, x);
+  return before;
+}
+inline unsigned atomicMin(unsigned* p, unsigned x) {
+  const unsigned before = *p;
+  *p = std::min(before, x);
+  return before;
+}
 inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected,
                                     unsigned long long x) {
   const unsigned long long before = *p;

@@ -4,6 +4,7 @@
 #include "device.cuh"
 #include "kernels/forward_sm90/products.cuh"
 #include "softmax/denominator.cuh"
+#include "softmax/max_logit.cuh"
 #include "softmax/visible_row.cuh"
 #include "tile/staged_rows.cuh"
 
@@ -55,6 +56,17 @@ struct ForwardSm90Epilogue {
       float sink = minus_infinity();
       if constexpr (C::kSink) {
         if (!C::kSplits || t.w.split == 0) sink = tiles.p.sink[r.head];
+      }
+      if constexpr (C::kMaxLogit) {
+        const float seen = max_or_nan(softmax.top[i], __shfl_xor_sync(~0u, softmax.top[i], 1));
+        float largest = max_or_nan(seen, __shfl_xor_sync(~0u, seen, 2));
+        largest *= score_factor<Expressions>(tiles.p);
+        if constexpr (C::kFloat8 && !Expressions::kHasScore) {
+          largest *= fabsf(tiles.score_scale(t.w));
+        }
+        if (r.exists && r.used && threadIdx.x % 4 == 0) {
+          raise_max_logit(tiles.p, r.head, largest);
+        }
       }
       const TwoFloats top =
           natural_top<Tiles::kFar>(softmax.r[i], softmax.m[i], Expressions::kScoreFactor);

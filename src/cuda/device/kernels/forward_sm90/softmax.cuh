@@ -191,7 +191,7 @@ struct ForwardSm90Softmax {
   // is too large for the polynomial of a tanh.
   ATTN_DEVICE bool keep(State& c, const Own& t, const RowsShared& shared_by, Place block,
                         bool& large) const {
-    if constexpr (Expressions::kHasExponent) {
+    if constexpr (Expressions::kHasExponent && !C::kMaxLogit) {
       const Sequence& q = t.w.sequence;
       const int key = block * C::kBlockN + 2 * static_cast<int>(threadIdx.x % 4);
       int least = 0x7fffffff, even = 0;
@@ -220,6 +220,7 @@ struct ForwardSm90Softmax {
       return good && !large;
     } else {
       apply_score(c, t, block);
+      if constexpr (C::kMaxLogit) c.softmax.see(c.s);
       const float scale = exponent_scale(c);
       return exponentiate<false, false, Tiles::kHasPlainRounds>(
           c, [&](float x, float offset, int, int) { return fmaf(x, scale, offset); });
@@ -234,6 +235,7 @@ struct ForwardSm90Softmax {
     if constexpr (Expressions::kHasScore && !Expressions::kScoreLoads) pin(c.s);
     apply_score(c, t, block);
     if (mixed) apply_mask(c, t, block);
+    if constexpr (C::kMaxLogit) c.softmax.see(c.s);
     const float scale = exponent_scale(c);
     c.softmax.template raise<Tiles::kFar, Tiles::kJudgesLate, kRoom>(c.s, scale, alpha);
     if constexpr (!Tiles::kFar) {
