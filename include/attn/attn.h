@@ -259,7 +259,9 @@ typedef struct attn_inputs {
 typedef struct attn_outputs {
   uint64_t struct_size;
   const attn_tensor* o;
-  const attn_tensor* lse;  // optional in forward calls
+  const attn_tensor* lse;        // optional in forward calls
+  const attn_tensor* max_logit;  // [heads_q], the largest score of each head; optional, of forward
+                                 // calls alone
 } attn_outputs;
 
 // attn::OutputGradients: of a loss, with respect to O and LSE. Read.
@@ -293,9 +295,9 @@ typedef struct attn_options {
   int32_t reserved;  // 0
 } attn_options;
 
-// Writes outputs->o and, where it is given, outputs->lse. Finds the plan of an earlier call like it
-// (docs/plan-cache.md). Null pointers in the place of problem, options and context are those of
-// zeros.
+// Writes outputs->o and, where they are given, outputs->lse and max_logit. Finds the plan of an
+// earlier call like it (docs/plan-cache.md). Null pointers in the place of problem, options and
+// context are those of zeros.
 ATTN_C_API attn_status attn_forward(const attn_problem* problem, const attn_inputs* inputs,
                                     const attn_outputs* outputs, const attn_options* options,
                                     const attn_context* context);

@@ -262,7 +262,8 @@ Inputs inputs_of(const attn_inputs* given_inputs) {
 
 Outputs outputs_of(std::string_view name, const attn_outputs* given_outputs) {
   const attn_outputs from = taken(name, &needed(name, given_outputs));
-  return {tensor_of("o", from.o), tensor_of("lse", from.lse)};
+  return {tensor_of("o", from.o), tensor_of("lse", from.lse),
+          tensor_of("max_logit", from.max_logit)};
 }
 
 OutputGradients output_gradients_of(const attn_output_gradients* given_gradients) {

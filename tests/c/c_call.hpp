@@ -76,7 +76,9 @@ class InC {
     c.scale_q = of(in.scale_q);
     return c;
   }
-  attn_outputs of(const Outputs& out) { return {sizeof(attn_outputs), of(out.o), of(out.lse)}; }
+  attn_outputs of(const Outputs& out) {
+    return {sizeof(attn_outputs), of(out.o), of(out.lse), of(out.max_logit)};
+  }
   attn_output_gradients of(const Tensor& d_o, const Tensor& d_lse) {
     return {sizeof(attn_output_gradients), of(d_o), of(d_lse)};
   }

@@ -29,7 +29,8 @@ using testing::poison;
 #define ASSERT_OK(call) ASSERT_EQ(call, ATTN_OK) << attn_last_error()
 
 std::vector<Tensor> results(const Call& c) {
-  std::vector<Tensor> all{c.out.o, c.out.lse, c.grad.dq, c.grad.dk, c.grad.dv, c.grad.dsink};
+  std::vector<Tensor> all{c.out.o,   c.out.lse, c.out.max_logit, c.grad.dq,
+                          c.grad.dk, c.grad.dv, c.grad.dsink};
   for (const auto& [name, tensor] : c.grad.buffers) all.push_back(tensor);
   return all;
 }
