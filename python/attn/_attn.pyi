@@ -67,7 +67,8 @@ def forward(
     lse: Any,
     plan: Plan | None = None,
     is_recorded: bool = False,
-) -> tuple[Any, Any]: ...
+    max_logit: bool = False,
+) -> tuple[Any, ...]: ...
 def backward(
     options: Options,
     d_out: Any,

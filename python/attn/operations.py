@@ -31,6 +31,7 @@ def attention(
     out: _Array | None = None,
     lse: _Array | None = None,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[Options],
 ) -> _Array: ...
 @overload
@@ -42,6 +43,7 @@ def attention(  # noqa: F811
     out: _Array | None = None,
     lse: _Array | None = None,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     **options: Unpack[Options],
 ) -> tuple[_Array, _Array]: ...
 @overload
@@ -53,8 +55,21 @@ def attention(  # noqa: F811
     out: _Array | None = None,
     lse: _Array | None = None,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     **options: Unpack[Options],
 ) -> _Array | tuple[_Array, _Array]: ...
+@overload
+def attention(  # noqa: F811
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    *,
+    out: _Array | None = None,
+    lse: _Array | None = None,
+    return_lse: bool = False,
+    return_max_logit: bool,
+    **options: Unpack[Options],
+) -> Any: ...
 def attention(  # noqa: F811
     q: Array,
     k: Array,
@@ -63,6 +78,7 @@ def attention(  # noqa: F811
     out: Array | None = None,
     lse: Array | None = None,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     **options: Unpack[Options],
 ) -> Any:
     """Exact attention: softmax(scale * q k^T, masked and changed as asked) v.
@@ -82,6 +98,9 @@ def attention(  # noqa: F811
         lse: Array to write the logarithms of the sums of exponentials to (natural, -inf for a row
             that sees nothing), float32 `[batch, heads_q, seqlen_q]` or `[heads_q, total_q]`.
         return_lse: Return `(out, lse)`.
+        return_max_logit: Return the largest score of each head as well, last: float32 `[heads_q]`,
+            over all queries and the keys that they see, after scale and score, without the sink;
+            -inf where none is seen. Not differentiable.
 
     Options, all by keyword and all optional:
         mask: Which keys a query sees: text such as `"key <= position && key % 2 == 0"`
@@ -142,7 +161,7 @@ def attention(  # noqa: F811
     Masks are joined with "and"; scores change in the order softcap, alibi, bias, score.
 
     Returns:
-        `out`, or `(out, lse)`.
+        `out`, or a tuple of it and what else is asked for: `(out, lse, max_logit)`.
 
     Raises:
         attn.InvalidArgument: (a ValueError) names the argument, its value and what is accepted.
@@ -153,7 +172,15 @@ def attention(  # noqa: F811
     Thread-safe; other Python threads run meanwhile.
     """
     made = make_options(**options)
-    result: tuple[Any, Any] = _attn.forward(made, q, k, v, out, return_lse if lse is None else lse)
+    wanted = return_lse if lse is None else lse
+    result = _attn.forward(made, q, k, v, out, wanted, None, False, return_max_logit)
+    return asked_for(result, return_lse, return_max_logit)
+
+
+def asked_for(result: tuple[Any, ...], return_lse: bool, return_max_logit: bool) -> Any:
+    """Of (out, lse) or (out, lse, max_logit) those that are returned; out alone as it is."""
+    if return_max_logit:
+        return result if return_lse else (result[0], result[2])
     return result if return_lse else result[0]
 
 
@@ -258,13 +285,15 @@ class Plan:
         out: Array | None = None,
         lse: Array | None = None,
         return_lse: bool = False,
+        return_max_logit: bool = False,
         **options: Unpack[Options],
     ) -> Any:
         """As attn.attention; `options` are tensors that differ from those of the plan."""
         made, _ = self._with(options)
         wanted = return_lse if lse is None else lse
-        result: tuple[Any, Any] = _attn.forward(made, q, k, v, out, wanted, self._forward)
-        return result if return_lse else result[0]
+        plan = self._forward
+        result = _attn.forward(made, q, k, v, out, wanted, plan, False, return_max_logit)
+        return asked_for(result, return_lse, return_max_logit)
 
     __call__ = forward
 

@@ -316,6 +316,11 @@ std::vector<std::int64_t> Call::lse_shape() const {
   return {q.shape[0], q.shape[2], q.shape[1]};
 }
 
+std::int64_t Call::heads_q() const {
+  const Tensor& q = inputs_.q;
+  return q.shape[static_cast<std::size_t>(q.rank) - 2];
+}
+
 Array Call::result(std::string_view name, nb::handle given, ResultType type,
                    const std::vector<std::int64_t>& shape) {
   // Only the output has the rank of q and its dimensions, in their order.

@@ -82,6 +82,7 @@ class Call {
   bool has_type_q() const;
   std::vector<std::int64_t> o_shape() const;
   std::vector<std::int64_t> lse_shape() const;
+  std::int64_t heads_q() const;  // of a q of usable rank
   // An array that the call reads. Refused where PyTorch would have to follow a derivative.
   Array input(std::string_view name, nb::handle object);
   // A result: the array that was given, or a new one like q.

@@ -23,21 +23,26 @@
 namespace attn::python {
 namespace {
 
-// (o, lse), the latter None unless lse is an array or true.
+// (o, lse), the latter None unless lse is an array or true; with `max_logit` that too.
 nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
-                  nb::handle lse, const Plan* plan, bool is_recorded) {
+                  nb::handle lse, const Plan* plan, bool is_recorded, bool max_logit = false) {
   Call call(options, q, k, v, is_recorded ? Recording::done_by_caller : Recording::refused);
   Outputs outputs;
-  Array o_array, lse_array;
+  Array o_array, lse_array, max_logit_array;
   const bool usable = call.q().tensor.rank >= 3;
   if (usable) {
     o_array = call.result("out", out, ResultType::as_like, call.o_shape());
     outputs.o = call.ordered(o_array);
+    const bool wide = call.q().tensor.dtype == DType::f64;
+    const ResultType of_scores = wide ? ResultType::as_like : ResultType::float32;
     if (!lse.is(Py_False)) {
-      const bool wide = call.q().tensor.dtype == DType::f64;
-      lse_array = call.result("lse", lse.is(Py_True) ? nb::handle(Py_None) : lse,
-                              wide ? ResultType::as_like : ResultType::float32, call.lse_shape());
+      lse_array = call.result("lse", lse.is(Py_True) ? nb::handle(Py_None) : lse, of_scores,
+                              call.lse_shape());
       outputs.lse = lse_array.tensor;
+    }
+    if (max_logit) {
+      max_logit_array = call.result("max_logit", nb::none(), of_scores, {call.heads_q()});
+      outputs.max_logit = max_logit_array.tensor;
     }
   }
   std::shared_ptr<const Plan> known;
@@ -51,9 +56,11 @@ nb::tuple forward(const Options& options, nb::handle q, nb::handle k, nb::handle
   }
   if (!out.is_none()) note_written(o_array);
   if (!lse.is(Py_True) && !lse.is(Py_False)) note_written(lse_array);
-  return nb::make_tuple(finished(call.q(), o_array), outputs.lse.given()
-                                                         ? finished(call.q(), lse_array)
-                                                         : nb::object(nb::none()));
+  const nb::object o_result = finished(call.q(), o_array);
+  const nb::object lse_result =
+      outputs.lse.given() ? finished(call.q(), lse_array) : nb::object(nb::none());
+  if (!max_logit) return nb::make_tuple(o_result, lse_result);
+  return nb::make_tuple(o_result, lse_result, finished(call.q(), max_logit_array));
 }
 
 // The gradient of each of `wanted`: q, k, v, sink, or a buffer of the score. row_major: how those
@@ -353,7 +360,8 @@ void bind_operations(nb::module_& module) {
       .def_ro("threads", &Plan::threads)
       .def("flops", &Plan::flops);
   module.def("forward", &forward, "options"_a, "q"_a.none(), "k"_a.none(), "v"_a.none(),
-             "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none(), "is_recorded"_a = false);
+             "out"_a.none(), "lse"_a, "plan"_a.none() = nb::none(), "is_recorded"_a = false,
+             "max_logit"_a = false);
   module.def("backward", &backward, "options"_a, "d_out"_a.none(), "q"_a.none(), "k"_a.none(),
              "v"_a.none(), "out"_a.none(), "lse"_a.none(), "wanted"_a,
              "d_lse"_a.none() = nb::none(), "plan"_a.none() = nb::none(), "is_recorded"_a = false,

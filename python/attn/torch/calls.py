@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -14,7 +14,8 @@ from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from .. import _attn, merging
 from ..arrays import is_observed
-from ..errors import Error, InvalidArgument
+from ..errors import Error, InvalidArgument, Unsupported
+from ..operations import asked_for
 from ..options import make_options, refuse_more_than_number
 from . import float8
 from . import nested as torch_nested
@@ -78,25 +79,36 @@ _apply_plain: Any = super(torch.autograd.Function, _Plain).apply  # pyright: ign
 
 
 class _Eager(torch.autograd.Function):
-    """Likewise with lse as an output, and other tensors, `names` as the library calls them."""
+    """Likewise with lse as an output, and other tensors, `names` as the library calls them; with
+    max_logit as an output too where it is asked for.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, options: Any, names: list[str], q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+        ctx: Any,
+        options: Any,
+        names: list[str],
+        return_max_logit: bool,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *tensors: Tensor,
     ) -> Any:
-        out, lse = _attn.forward(options, q, k, v, None, True, None, True)
+        results = _attn.forward(options, q, k, v, None, True, None, True, return_max_logit)
+        out, lse = results[:2]
+        ctx.mark_non_differentiable(*results[2:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.options = options
         ctx.names = names
-        return out, lse
+        return results
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_: None) -> Any:
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         tensors = saved[5:]
         names = [*_QKV, *ctx.names]
-        needed = ctx.needs_input_grad[2:]
+        needed = ctx.needs_input_grad[3:]
         wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
         with torch.no_grad():
             gradients = _gradients(ctx.options, wanted, d_out, d_lse, saved[:5])
@@ -107,7 +119,7 @@ class _Eager(torch.autograd.Function):
         results = tuple(map(found.get, names))
         if torch.is_grad_enabled():
             results = once(results, d_out, d_lse, *saved)
-        return (None, None, *results)
+        return (None, None, None, *results)
 
 
 @overload
@@ -117,6 +129,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: Literal[False] = False,
+    return_max_logit: Literal[False] = False,
     dropout: float = 0.0,
     rng: int | tuple[int, int] | Array | None = None,
     **options: Unpack[Problem],
@@ -128,6 +141,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: Literal[True],
+    return_max_logit: Literal[False] = False,
     dropout: float = 0.0,
     rng: int | tuple[int, int] | Array | None = None,
     **options: Unpack[Problem],
@@ -139,16 +153,30 @@ def attention(
     v: Tensor,
     *,
     return_lse: bool,
+    return_max_logit: Literal[False] = False,
     dropout: float = 0.0,
     rng: int | tuple[int, int] | Array | None = None,
     **options: Unpack[Problem],
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@overload
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     return_lse: bool = False,
+    return_max_logit: bool,
+    dropout: float = 0.0,
+    rng: int | tuple[int, int] | Array | None = None,
+    **options: Unpack[Problem],
+) -> Any: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool = False,
+    return_max_logit: bool = False,
     dropout: float = 0.0,
     rng: Any = None,
     **options: Any,
@@ -163,16 +191,18 @@ def attention(
     from PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it,
     and a CUDA graph draws others at each replay. A tensor as rng that is not on q's device is
     copied there. In torch.compile the call is one operator without a graph break, its mask and
-    score traced with the code around it. There is no second derivative.
-    Tensors of torch.float8_e4m3fn and torch.float8_e5m2 name type_q, type_k and type_v themselves:
-    forward alone, and with a graph break in torch.compile.
+    score traced with the code around it. There is no second derivative. return_max_logit is refused
+    there, in transforms of torch.func and for nested tensors. Tensors of
+    torch.float8_e4m3fn and torch.float8_e5m2 name type_q, type_k and type_v themselves: forward
+    alone, and with a graph break in torch.compile.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
     is_special = (
         _is_dynamo_compiling() or _are_transforms_active() or _forward_ad._current_level >= 0
     )
-    if not (is_special or dropout or return_lse or _is_any_autocast_enabled()):
+    is_plain = not (is_special or dropout or return_lse or return_max_logit)
+    if is_plain and not _is_any_autocast_enabled():
         try:
             made = _attn.attended(q, k, v, options)
         except InvalidArgument:
@@ -183,11 +213,14 @@ def attention(
         if made is not None and not made.has_arrays:
             return _apply_plain(made, q, k, v)
     if isinstance(q, Tensor) and float8.is_float8(q, k, v):
-        return float8.attention(q, k, v, return_lse=return_lse, dropout=dropout, rng=rng, **options)
+        asked = {"return_lse": return_lse, "return_max_logit": return_max_logit}
+        return float8.attention(q, k, v, **asked, dropout=dropout, rng=rng, **options)
     is_compiling = torch.compiler.is_compiling()
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
         if tensor.layout is torch.jagged:
+            if return_max_logit:
+                _refuse_max_logit(f"{name} is a nested tensor")
             return torch_nested.attention(
                 attention, q, k, v, return_lse=return_lse, dropout=dropout, rng=rng,
                 **{"layout": None, **options},
@@ -221,11 +254,15 @@ def attention(
     if made is None and not is_compiling and not is_transformed:
         asking = _asking({"q": q, "k": k, "v": v, **options})
     if is_compiling or is_transformed or asking or not _is_plain(q) or is_observed():
+        if return_max_logit:
+            _refuse_max_logit("the call is traced, transformed or observed")
         out, lse = _by_operators(q, k, v, options, asking)
         return (out, lse) if return_lse else out
     if made is None:
         made = make_options(**options)
         if made.has_arrays and (asking := _asking(made.buffers)):  # a tensor that a function reads
+            if return_max_logit:
+                _refuse_max_logit("the call is traced, transformed or observed")
             out, lse = _by_operators(q, k, v, options, asking)
             return (out, lse) if return_lse else out
     if torch.is_grad_enabled():
@@ -233,10 +270,17 @@ def attention(
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
             if made.has_arrays:
                 tensors = {**_without_gradient(made, tensors), **tensors}
-            out, lse = _Eager.apply(made, list(tensors), q, k, v, *tensors.values())
-            return (out, lse) if return_lse else out
-    result = _attn.forward(made, q, k, v, None, return_lse, None, True)
-    return result if return_lse else result[0]
+            result = _Eager.apply(made, list(tensors), return_max_logit, q, k, v, *tensors.values())
+            return asked_for(result, return_lse, return_max_logit)
+    result = _attn.forward(made, q, k, v, None, return_lse, None, True, return_max_logit)
+    return asked_for(result, return_lse, return_max_logit)
+
+
+def _refuse_max_logit(why: str) -> NoReturn:
+    raise Unsupported(
+        f"return_max_logit is True and {why}; accepted are plain tensors outside of torch.compile, "
+        "transforms and modes"
+    )
 
 
 def _asking(arguments: dict[str, Any]) -> tuple[str, Tensor] | None:

@@ -47,6 +47,7 @@ def attention(
     v: Tensor,
     *,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     dropout: float = 0.0,
     rng: Any = None,
     **options: Any,
@@ -74,5 +75,11 @@ def attention(
             "accepted is torch.no_grad(), or a q that requires none"
         )
     return attention_of_arrays(
-        of_q.detach(), k.detach(), v.detach(), out=out, return_lse=return_lse, **options
+        of_q.detach(),
+        k.detach(),
+        v.detach(),
+        out=out,
+        return_lse=return_lse,
+        return_max_logit=return_max_logit,
+        **options,
     )

@@ -1,0 +1,114 @@
+"""return_max_logit: the largest score of each head."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attn
+
+HEADS, DIM = 4, 8
+
+
+def arrays(seed, rows_q, rows_k, heads_k=2):
+    random = np.random.default_rng(seed)
+    q = random.standard_normal((*rows_q, HEADS, DIM), np.float32)
+    k = random.standard_normal((*rows_k, heads_k, DIM), np.float32)
+    return q, k, random.standard_normal((*rows_k, heads_k, DIM), np.float32)
+
+
+def scores(q, k):
+    """[heads, queries, keys] of one sequence, in float64."""
+    k = np.repeat(k.astype(np.float64), HEADS // k.shape[1], axis=1)
+    return np.einsum("ihd,jhd->hij", q.astype(np.float64), k) / np.sqrt(DIM)
+
+
+def causal(queries, keys):
+    return np.arange(keys) <= np.arange(queries)[:, None] + keys - queries
+
+
+def close(got, want):
+    assert got.dtype == np.float32
+    assert got.shape == (HEADS,)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_dense_batch(backend):
+    q, k, v = arrays(1, (2, 5), (2, 7))
+    changed = np.stack([3 * np.tanh(scores(q[b], k[b]) / 3) for b in range(2)])
+    want = np.where(causal(5, 7), changed, -np.inf).max(axis=(0, 2, 3))
+    options = {"causal": True, "softcap": 3.0, "backend": backend}
+    out, max_logit = attn.attention(q, k, v, return_max_logit=True, **options)
+    close(max_logit, want)
+    again, lse, same = attn.attention(q, k, v, return_lse=True, return_max_logit=True, **options)
+    np.testing.assert_array_equal(again, out)
+    np.testing.assert_array_equal(same, max_logit)
+    assert lse.shape == (2, HEADS, 5)
+    planned = attn.plan(q, k, v, **options)
+    np.testing.assert_array_equal(planned(q, k, v, return_max_logit=True)[1], max_logit)
+
+
+def test_packed_and_heads_first():
+    q, k, v = arrays(2, (9,), (11,))
+    starts_q, starts_k = np.array([0, 4, 9], np.int32), np.array([0, 8, 11], np.int32)
+    want = np.maximum(scores(q[:4], k[:8]).max(axis=(1, 2)), scores(q[4:], k[8:]).max(axis=(1, 2)))
+    packed = {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k}
+    close(attn.attention(q, k, v, return_max_logit=True, **packed)[1], want)
+    one = [x[None].transpose(0, 2, 1, 3) for x in (q, k, v)]
+    got = attn.attention(*one, layout="bhsd", return_max_logit=True)[1]
+    close(got, scores(q, k).max(axis=(1, 2)))
+
+
+def test_sink_and_hidden_keys_are_no_part_of_it():
+    q, k, v = arrays(3, (1, 5), (1, 7))
+    sink = np.full(HEADS, 100, np.float32)
+    got = attn.attention(q, k, v, mask="head != 1", sink=sink, return_max_logit=True)[1]
+    want = scores(q[0], k[0]).max(axis=(1, 2))
+    want[1] = -np.inf
+    close(got, want)
+
+
+def test_float64():
+    q, k, v = (x.astype(np.float64) for x in arrays(4, (1, 5), (1, 7)))
+    got = attn.attention(q, k, v, return_max_logit=True)[1]
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, scores(q[0], k[0]).max(axis=(1, 2)), rtol=1e-14)
+
+
+def test_torch_records_no_gradient_of_it():
+    torch = pytest.importorskip("torch")
+    import attn.torch
+
+    q, k, v = map(torch.from_numpy, arrays(5, (1, 5), (1, 7)))
+    want = attn.attention(q.numpy(), k.numpy(), v.numpy(), causal=True, return_max_logit=True)
+    close(attn.torch.attention(q, k, v, causal=True, return_max_logit=True)[1].numpy(), want[1])
+    given = [x.clone().requires_grad_() for x in (q, k, v)]
+    plain = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse, max_logit = attn.torch.attention(
+        *given, causal=True, return_lse=True, return_max_logit=True
+    )
+    assert out.requires_grad
+    assert lse.requires_grad
+    assert not max_logit.requires_grad
+    close(max_logit.numpy(), want[1])
+    out.sum().backward()
+    attn.torch.attention(*plain, causal=True).sum().backward()
+    for mine, theirs in zip(given, plain, strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_torch_refuses_where_it_is_traced():
+    torch = pytest.importorskip("torch")
+    import attn.torch
+
+    q, k, v = map(torch.from_numpy, arrays(6, (2, 5), (2, 7)))
+
+    def largest(q, k, v):
+        return attn.torch.attention(q[None], k[None], v[None], return_max_logit=True)[1]
+
+    with pytest.raises(attn.Unsupported, match="return_max_logit is True"):
+        torch.func.vmap(largest)(q, k, v)
+    rows = torch.nested.nested_tensor(list(q), layout=torch.jagged)
+    with pytest.raises(attn.Unsupported, match="q is a nested tensor"):
+        attn.torch.attention(rows, rows, rows, return_max_logit=True)
