@@ -67,12 +67,12 @@ struct Outputs {
   Tensor lse{};  // natural logarithms, f32 [batch, heads_q, seqlen_q] or packed [heads_q, total_q],
                  // any strides; f64 when the problem is; -inf past seqused_q; optional forward
   // The largest score of each head: f32 [heads_q], any stride; f64 when the problem is; optional,
-  // of the forward pass alone. The maximum is over all rows in use of all sequences and the keys
-  // that each sees, of scores as they enter softmax: after softmax_scale and the score expression,
-  // before dropout. The sink is not part of it. -inf where no row of the head sees a key, or every
-  // score is -inf; NaN where some row sees a score of NaN or +inf, as O and LSE of that row are.
-  // Training reads it to keep scores small: QK-clip (Kimi K2, 2025) scales down the weights of Q
-  // and K of a head whose largest score passes a bound.
+  // forward. The maximum is over all rows in use of all sequences and the keys that each sees, of
+  // scores as they enter softmax: after softmax_scale and the score expression, before dropout. The
+  // sink is not part of it. -inf where no row sees a key, or every score is -inf; NaN where a row
+  // sees a score of NaN or +inf, as its O and LSE are. Training reads it: QK-clip (Kimi K2, 2025)
+  // scales down weights of Q and K where a head's largest score passes a bound. On a GPU algorithms
+  // flash_attention and block_sparse refuse it with Error(unsupported).
   Tensor max_logit{};
 };
 
