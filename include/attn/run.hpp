@@ -169,8 +169,8 @@ void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // parts and optional in the result. On a GPU there are up to 32 parts. O of a part whose LSE is
 // -inf is not read. The sink belongs to one part only. The result may be one of the parts, and
 // overlaps no other. max_logit is refused: that of all keys is the largest of the parts'. Parts in
-// 16 bits bring errors of their own, which an O of f32 does not (docs/serving.md, "Two caches in one
-// softmax").
+// 16 bits bring errors of their own, which an O of f32 does not (docs/serving.md, "Two caches in
+// one softmax").
 //
 // Arithmetic is in double and rounded once, to the result's dtype. On a CPU it runs on the calling
 // thread, on a GPU in context.stream. Throws Error(invalid_argument) before anything is written,
