@@ -82,11 +82,6 @@ inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long ex
   if (before == expected) *p = x;
   return before;
 }
-inline int atomicMax(int* p, int x) {
-  const int before = *p;
-  *p = std::max(*p, x);
-  return before;
-}
 inline unsigned atomicOr(unsigned* p, unsigned x) {
   const unsigned before = *p;
   *p |= x;
