@@ -10,8 +10,8 @@
 // see, and stay where they are. A rank is sent the keys and values that its queries see and nothing
 // else, and then does the work of one attn call, whose mask and score are written anew so that
 // `query`, `key`, `position`, `seqlen_q` and `seqlen_k` mean those of the whole sequence. Partial
-// sums of dK and dV go home in f32 (f64 of an f64 problem; a GPU rounds them to the dtype of the
-// problem first) and are added there in the order of the ranks. docs/scale-out.md explains it.
+// sums of dK and dV go home in f32 (f64 of an f64 problem), are added there in the order of the
+// ranks and rounded once. docs/scale-out.md explains it.
 //
 // Bits: the same inputs give the same bits each time, on any machine's number of threads (on GPUs
 // dQ and gradients of buffers with shared elements only with PlanOptions::deterministic). O, LSE

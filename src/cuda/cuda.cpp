@@ -27,10 +27,10 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 }
 
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
-                            const PlanOptions& options, bool max_logit) {
+                            const PlanOptions& options, const AskedFor& asked) {
   std::vector<Source> all = phase == Phase::forward
-                                ? forward_sources(problem, arch, options, max_logit)
-                                : backward_sources(problem, arch, options);
+                                ? forward_sources(problem, arch, options, asked.max_logit)
+                                : backward_sources(problem, arch, options, asked.float_sums);
   if (has_packed_tail(problem, phase)) all.push_back(packed_tail_source());
   return all;
 }

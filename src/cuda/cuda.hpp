@@ -16,13 +16,20 @@ Plan plan(const Problem& problem, Phase phase, const PlanOptions& options, const
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context);
 
-// Runs the backward pass likewise; gradients that are not given are not computed.
+// Runs the backward pass likewise; gradients that are not given are not computed. dk and dv may
+// both be f32 in a problem of 16 bits: they then are the sums that the others are rounded from.
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, const Context& context);
 
+// What a call asks for beside what its problem says.
+struct AskedFor {
+  bool max_logit = false;   // forward
+  bool float_sums = false;  // backward: dk and dv in f32
+};
+
 // All that the problem needs compiled on devices of this architecture; needs no GPU. Of options,
-// kernel and deterministic count. max_logit: of calls that ask for it; forward.
+// kernel and deterministic count.
 std::vector<Source> sources(const Problem& problem, Phase phase, Arch arch,
-                            const PlanOptions& options = {}, bool max_logit = false);
+                            const PlanOptions& options = {}, const AskedFor& asked = {});
 
 }  // namespace attn::cuda

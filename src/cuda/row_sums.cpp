@@ -20,16 +20,17 @@ static_assert(kMostRowTerms == static_cast<std::size_t>(device::kMostRowTerms));
 
 // All that the source depends on.
 struct RowSumsConfig {
-  DType dtype;
+  DType terms, sums;
   int wide;  // elements of a load
   bool operator==(const RowSumsConfig&) const = default;
 };
 
 Source row_sums_source(const RowSumsConfig& config) {
-  ConfigText text(config.dtype);
+  ConfigText text(config.terms);
+  text.type("Stored", element_type(config.sums));
   text.number("kWide", config.wide);
   Source source;
-  source.name = fmt::format("row_sums {}", name(config.dtype));
+  source.name = fmt::format("row_sums {} {}", name(config.terms), name(config.sums));
   source.entry = "attn_row_sums";
   source.text = fmt::format(
       "#include \"ptx/math.cuh\"\n#include \"kernels/row_sums.cuh\"\n"
@@ -66,8 +67,9 @@ void row_sums(std::span<const Tensor> terms, const Tensor& sums, const Context& 
     wide = wide && alignment_of(term) % 16 == 0;
     p.terms[p.count++] = {term.data, row_strides(term)};
   }
-  const int packet = 16 / static_cast<int>(size_of(sums.dtype));
-  const RowSumsConfig config{sums.dtype, wide && p.columns % packet == 0 ? packet : 1};
+  const DType of_terms = terms.empty() ? sums.dtype : terms.front().dtype;
+  const int packet = 16 / static_cast<int>(std::max(size_of(of_terms), size_of(sums.dtype)));
+  const RowSumsConfig config{of_terms, sums.dtype, wide && p.columns % packet == 0 ? packet : 1};
   const auto of_row = static_cast<unsigned>(p.heads * (p.columns / config.wide));
   p.lanes = static_cast<int>(std::min<unsigned>(std::bit_ceil(of_row), device::kRowSumsThreads));
   // More blocks than any GPU runs at once; past them blocks go on.

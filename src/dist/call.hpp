@@ -43,7 +43,7 @@ class Traffic {
 
   // [batch, ...] of K and V, 0 where they are packed.
   std::int64_t sequences() const { return plan_.k.packed ? 0 : plan_.problem.batch; }
-  DType sum_dtype() const { return plan_.problem.dtype == DType::f64 ? DType::f64 : DType::f32; }
+  DType sum_dtype() const { return dist::sum_dtype(plan_.problem); }
   RowMemory memory(RowList rows, DType dtype) const {
     const Problem& p = plan_.problem;
     return {sequences(), std::move(rows), p.heads_k, p.head_dim, p.head_dim_v, dtype};

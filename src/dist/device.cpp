@@ -156,8 +156,8 @@ DeviceKeys DeviceCall::gather(const Traffic& traffic, const Tensor& k, const Ten
 
 DeviceKeys DeviceCall::partial_sums(const Traffic& traffic) const {
   const auto me = static_cast<std::size_t>(traffic.rank());
-  const auto rows = std::make_shared<DeviceRows>(traffic, plan_.gathered[me],
-                                                 DType{plan_.problem.dtype}, device_);
+  const auto rows =
+      std::make_shared<DeviceRows>(traffic, plan_.gathered[me], traffic.sum_dtype(), device_);
   return {rows->k.tensor, rows->v.tensor, rows};
 }
 
@@ -167,7 +167,7 @@ void DeviceCall::send_home(const Traffic& traffic, const DeviceKeys& partial, co
   const auto me = static_cast<std::size_t>(traffic.rank());
   const RowTensor own_k{partial.k, plan_.gathered[me]}, own_v{partial.v, plan_.gathered[me]};
   const auto rows_on_device = [&](const RowList& rows) {
-    return std::make_shared<DeviceRows>(traffic, rows, plan_.problem.dtype, device_);
+    return std::make_shared<DeviceRows>(traffic, rows, traffic.sum_dtype(), device_);
   };
   std::vector<std::shared_ptr<DeviceRows>> arrived;
   std::vector<RowTensor> terms_k(static_cast<std::size_t>(plan_.ranks)), terms_v = terms_k;

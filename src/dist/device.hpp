@@ -34,7 +34,7 @@ class DeviceCall {
 
   // Sends the rank's K and V to those who see them, and gets what it sees.
   DeviceKeys gather(const Traffic& traffic, const Tensor& k, const Tensor& v) const;
-  // Memory for dK and dV of the gathered rows.
+  // Memory for partial sums of dK and dV of the gathered rows, in Traffic::sum_dtype.
   DeviceKeys partial_sums(const Traffic& traffic) const;
   // dk and dv, where given, <- the sums over all ranks, which the engine carries from GPU to GPU.
   void send_home(const Traffic& traffic, const DeviceKeys& partial, const Tensor& dk,
@@ -45,8 +45,8 @@ class DeviceCall {
   void upload(const std::vector<double>& values, const Tensor& to) const;
 
   void forward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs) const;
-  // gradients: dq is the caller's tensor; dk, dv, dsink and those of buffers, which are float, are
-  // row-major tensors of the host; dk and dv may be on the device.
+  // gradients: dq is the caller's tensor; the others are float, row-major tensors of the host; dk
+  // and dv may be on the device.
   void backward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs,
                 const OutputGradients& d_outputs, const Gradients& gradients) const;
 

@@ -38,8 +38,8 @@ Tensor rows_of(Tensor t, std::int64_t first, std::int64_t count);
 Tensor rows_of(const RowTensor& t, const Rows& rows);
 
 // sums, which has the rows `own`, <- the terms of all ranks, in their order, each in its rows:
-// added in f32 and rounded once. Of one device and dtype; up to cuda::kMostRowTerms. Put into the
-// context's stream.
+// added in f32 and rounded once to its dtype. Terms have one dtype; all are of one device; up to
+// cuda::kMostRowTerms. Put into the context's stream.
 void add_terms(const std::vector<RowTensor>& terms, const RowTensor& sums,
                const attn::Context& context);
 

@@ -89,8 +89,8 @@ class Call {
     const RowList& rows = plan_.gathered[me_];
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const std::int64_t heads = groups_[g].count;
-      if (gradients.dk.given()) letter.groups[g].dk = rows_like(gradients.dk, count(rows), heads);
-      if (gradients.dv.given()) letter.groups[g].dv = rows_like(gradients.dv, count(rows), heads);
+      if (gradients.dk.given()) letter.groups[g].dk = sums_like(gradients.dk, count(rows), heads);
+      if (gradients.dv.given()) letter.groups[g].dv = sums_like(gradients.dv, count(rows), heads);
     }
   }
 
@@ -240,7 +240,7 @@ class Call {
           terms[r] = partial;
           continue;
         }
-        terms[r] = {rows_like(result, count(had[r]), group.count), had[r]};
+        terms[r] = {sums_like(result, count(had[r]), group.count), had[r]};
         wait(memory_.copies.handle(), letters_[r].groups[g].summed);
         copy_common(Copies(memory_.device(), memory_.copies.handle()), partial, terms[r]);
       }
@@ -273,6 +273,11 @@ class Call {
     shape[shape.size() - 3] = rows;
     shape[shape.size() - 2] = heads;
     return memory_.take(t.dtype, std::move(shape));
+  }
+  // The same for partial sums.
+  Tensor sums_like(Tensor t, std::int64_t rows, std::int64_t heads) {
+    t.dtype = traffic_.sum_dtype();
+    return rows_like(t, rows, heads);
   }
   Tensor packed(const Tensor& t) {
     const auto rows = static_cast<std::size_t>(t.rank - 3);

@@ -116,7 +116,6 @@ double bytes_of_row(const Problem& p, std::size_t element) {
   return static_cast<double>(p.heads_k * (p.head_dim + p.head_dim_v)) *
          static_cast<double>(element);
 }
-std::size_t sum_bytes(const Problem& p) { return p.dtype == DType::f64 ? 8 : 4; }
 double sequences_of(const Problem& p, const Side& side) {
   return side.packed ? 1 : static_cast<double>(p.batch);
 }
@@ -131,8 +130,8 @@ void deal_chunks(PlanData& plan) {
       plan.owner_k.push_back(static_cast<int>(static_cast<std::int64_t>(k) / room));
     }
   }
-  const double row_bytes = sequences_of(p, plan.k) *
-                           (2 * bytes_of_row(p, size_of(p.dtype)) + bytes_of_row(p, sum_bytes(p)));
+  const double row_bytes = sequences_of(p, plan.k) * (2 * bytes_of_row(p, size_of(p.dtype)) +
+                                                      bytes_of_row(p, size_of(sum_dtype(p))));
   DealInput input{.areas = plan.areas,
                   .ranks = plan.ranks,
                   .seconds_per_element = (core::flops_per_element(p, Phase::forward) +
@@ -222,8 +221,7 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   list_rows(plan);
   if (options.local.device.type == DeviceType::cuda) {
     plan.reasons.push_back(
-        fmt::format("K, V and partial sums go {}; sums leave a GPU in the dtype "
-                    "of the problem",
+        fmt::format("K, V and partial sums go {}; sums in f32",
                     peers ? "from GPU to GPU, beside the work" : "through memory of the host"));
   }
   return plan;
@@ -442,9 +440,7 @@ double Plan::bytes(int from, int to, Phase phase) const {
     return rows * static_cast<double>(count(moved_rows(*data_, owner, reader)));
   };
   double bytes = moved(from, to) * bytes_of_row(p, size_of(p.dtype));
-  const bool on_gpu = data_->options.local.device.type == DeviceType::cuda;
-  const std::size_t of_sum = on_gpu ? size_of(p.dtype) : sum_bytes(p);
-  if (phase == Phase::backward) bytes += moved(to, from) * bytes_of_row(p, of_sum);
+  if (phase == Phase::backward) bytes += moved(to, from) * bytes_of_row(p, size_of(sum_dtype(p)));
   return bytes;
 }
 

@@ -29,6 +29,9 @@ struct LocalWork {
 // Ranks whose sums a GPU adds; of more they go through memory of the host.
 inline constexpr int kMostPeers = 16;
 
+// In which partial sums of dK and dV travel and are added.
+inline DType sum_dtype(const Problem& p) { return p.dtype == DType::f64 ? DType::f64 : DType::f32; }
+
 struct PlanData {
   Problem problem{};
   Options options{};

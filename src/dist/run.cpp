@@ -149,9 +149,8 @@ void backward_by_messages(const PlanData& data, const Traffic& traffic, const In
     }
     return device.send_home(traffic, sums, gradients.dk, gradients.dv);
   }
-  // A GPU gives them in the dtype of the problem.
-  RowMemory partial = traffic.memory(of_keys ? data.gathered[me] : RowList{},
-                                     from_device ? DType{data.problem.dtype} : traffic.sum_dtype());
+  const RowMemory partial =
+      traffic.memory(of_keys ? data.gathered[me] : RowList{}, traffic.sum_dtype());
   if (data.work.backward) {
     Gradients local = gradients;
     local.dk = of_keys ? partial.k.tensor : Tensor{};
@@ -165,12 +164,6 @@ void backward_by_messages(const PlanData& data, const Traffic& traffic, const In
     }
   }
   if (!of_keys) return;
-  if (from_device) {
-    RowMemory floats = traffic.memory(partial.k.rows, traffic.sum_dtype());
-    convert_rows(partial.k, floats.k.tensor);
-    convert_rows(partial.v, floats.v.tensor);
-    partial = std::move(floats);
-  }
   store_sums(data, traffic, traffic.send_home(partial), gradients, context);
 }
 

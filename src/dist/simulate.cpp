@@ -195,13 +195,16 @@ class Simulation {
         sums.push_back({r, to, a.chunk, ended[r]});
       }
     }
+    // Bytes of a chunk's sums, as a share of those of its K and V.
+    const double of_keys = static_cast<double>(size_of(sum_dtype(plan_.problem))) /
+                           static_cast<double>(size_of(plan_.problem.dtype));
     // Sums of a node come together at the rank that received the keys, which sends them on.
     const auto by_time = [](const Sum& a, const Sum& b) { return a.ready < b.ready; };
     std::stable_sort(sums.begin(), sums.end(), by_time);
     std::vector<double> complete(receivers_.size(), -1);
     for (const Sum& sum : sums) {
       const double there =
-          sum.from == sum.to ? sum.ready : send(sum.from, sum.to, sum.chunk, 1, sum.ready);
+          sum.from == sum.to ? sum.ready : send(sum.from, sum.to, sum.chunk, of_keys, sum.ready);
       if (sum.to == owner(sum.chunk)) {
         ended[sum.to] = std::max(ended[sum.to], there);
       } else {
@@ -216,7 +219,7 @@ class Simulation {
     }
     std::stable_sort(far.begin(), far.end(), by_time);
     for (const Sum& sum : far) {
-      const double there = send(sum.from, sum.to, sum.chunk, 1, sum.ready);
+      const double there = send(sum.from, sum.to, sum.chunk, of_keys, sum.ready);
       ended[sum.to] = std::max(ended[sum.to], there);
     }
     return ended;

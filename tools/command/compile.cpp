@@ -21,7 +21,8 @@ namespace {
 struct CompileOptions {
   std::vector<std::string> descriptors, archs;
   std::string cache_dir, kernel, phase = "forward", json;
-  bool strict = false, deterministic = false, batch_invariant = false, max_logit = false;
+  bool strict = false, deterministic = false, batch_invariant = false;
+  cuda::AskedFor asked;
 };
 
 // The architectures that are named, or those of the devices here, where none is.
@@ -95,7 +96,7 @@ int compile(const CompileOptions& options, const std::string& command_line) {
                              .batch_invariant = options.batch_invariant};
       core::validate_options(problem, phase, plan, context);
       for (const cuda::Source& source :
-           cuda::sources(problem, phase, arch, plan, options.max_logit)) {
+           cuda::sources(problem, phase, arch, plan, options.asked)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         json.add(row(descriptor, arch, source, report));
         fmt::print(json.text(), "{} {} {}: {}\n", descriptor, to_string(arch), source.name,
@@ -132,8 +133,10 @@ void add_compile(CLI::App& app, int& status, const std::string& command_line) {
   add_kernel_option(*sub, options->kernel);
   add_deterministic_flag(*sub, options->deterministic);
   add_batch_invariant_flag(*sub, options->batch_invariant);
-  sub->add_flag("--max-logit", options->max_logit,
+  sub->add_flag("--max-logit", options->asked.max_logit,
                 "Those of forward calls that ask for the largest score of each head");
+  sub->add_flag("--float-sums", options->asked.float_sums,
+                "Backward: with dK and dV in f32, as ranks of GPUs add them (docs/scale-out.md)");
   sub->add_option("--cache-dir", options->cache_dir,
                   "Default: ATTN_CACHE_DIR, or attn in the user's cache folder")
       ->type_name("FOLDER");

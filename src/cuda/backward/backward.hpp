@@ -14,7 +14,8 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
                      const OutputGradients& d_outputs, const Gradients& gradients,
                      const Context& context);
 // The sources of all kernels that a backward pass of the problem takes on this architecture. Of
-// options, kernel and deterministic count.
-std::vector<Source> backward_sources(const Problem& problem, Arch arch, const PlanOptions& options);
+// options, kernel and deterministic count. float_sums: dK and dV are float32.
+std::vector<Source> backward_sources(const Problem& problem, Arch arch, const PlanOptions& options,
+                                     bool float_sums);
 
 }  // namespace attn::cuda

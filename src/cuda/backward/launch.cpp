@@ -30,6 +30,9 @@ Asked asked_of(const Inputs& inputs, const Outputs& outputs, const OutputGradien
     if (t->given() && alignment_of(*t) % 16 != 0) asked.tensors.aligned = false;
   }
   asked.gradients = {gradients.dq.given(), gradients.dk.given(), gradients.dv.given()};
+  for (const Tensor* t : {&gradients.dk, &gradients.dv}) {
+    if (t->given() && t->dtype == DType::f32) asked.tensors.float_sums = true;
+  }
   asked.sink = gradients.dsink.given();
   return asked;
 }

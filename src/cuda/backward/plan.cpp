@@ -84,12 +84,14 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   return plan;
 }
 
-std::vector<Source> backward_sources(const Problem& problem, Arch arch,
-                                     const PlanOptions& options) {
+std::vector<Source> backward_sources(const Problem& problem, Arch arch, const PlanOptions& options,
+                                     bool float_sums) {
   const std::string named = backward_kernel_name(options.algorithm, options.kernel);
   const BackwardWish wish{arch, named, options.deterministic};
-  const BackwardKernel& chosen = choose_backward_kernel(problem, {}, wish);
-  const std::vector<BackwardConfig> launches = backward_launches(chosen, problem, {}, {}, wish);
+  const BackwardTensors tensors{.float_sums = float_sums};
+  const BackwardKernel& chosen = choose_backward_kernel(problem, tensors, wish);
+  const std::vector<BackwardConfig> launches =
+      backward_launches(chosen, problem, tensors, {}, wish);
   const std::vector<std::string> names = gradient_names(problem);
   std::vector<Source> sources;
   if (launches.front().features.far_rows) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "cuda/codegen/buffer_gradients.hpp"
 #include "cuda/codegen/config_text.hpp"
@@ -40,10 +41,12 @@ std::string_view word(Gradient gradient) {
   return {};
 }
 
-// Constants that every backward kernel has, and its own.
-std::string print_config(const BackwardConfig& c) {
+// Constants that every backward kernel has, and its own. stored: of the elements of the gradient,
+// where the kernel stores one.
+std::string print_config(const BackwardConfig& c, std::optional<DType> stored = {}) {
   const BackwardFeatures& f = c.features;
   ConfigText text(f.dtype);
+  if (stored) text.type("Stored", element_type(*stored));
   text.constant("Gradient", "kGradient", fmt::format("Gradient::{}", word(c.gradient)));
   text.number("kHeadDim", f.head_dim);
   text.number("kHeadDimV", f.head_dim_v);
@@ -120,7 +123,9 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   source.text +=
       buffers ? print_buffer_gradients(problem.score, names, config.buffers.exact_sums, printed)
               : print_slope(problem.score, form, printed);
-  source.text += "namespace attn::device {\n" + print_config(config);
+  const bool floats = config.features.float_sums && config.gradient != Gradient::dq;
+  source.text += "namespace attn::device {\n" +
+                 print_config(config, floats ? DType::f32 : config.features.dtype);
   if (config.shape != nullptr) source.text += config.shape->declarations(config);
   source.text += "}\n";
   source.text += fmt::format(

@@ -13,6 +13,7 @@ BackwardFeatures backward_features(const Problem& p, const BackwardTensors& tens
   f.packed_k = p.layout_k == Layout::packed;
   f.used_q = tensors.seqused_q;
   f.used_k = tensors.seqused_k;
+  f.float_sums = tensors.float_sums;
   f.dropout = p.dropout.probability > 0;
   f.rng_state = f.dropout && p.dropout.rng_state;
   f.score_hides = may_hide_keys(p.score);

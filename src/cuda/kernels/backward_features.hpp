@@ -12,7 +12,8 @@ struct BackwardTensors {
   // Addresses and strides of Q, K, V, dO, dQ, dK and dV are multiples of 16 bytes; those of O are,
   // which only the kernel of D reads.
   bool aligned = true, aligned_o = true;
-  bool mapped = true;  // the driver makes tensor maps of Q, K, V and dO
+  bool mapped = true;       // the driver makes tensor maps of Q, K, V and dO
+  bool float_sums = false;  // dK and dV are float32, whatever the dtype of the problem
   bool operator==(const BackwardTensors&) const = default;
 };
 
@@ -29,6 +30,7 @@ struct BackwardFeatures {
   bool dropout = false;
   bool rng_state = false;    // seed and offset of dropout are read by the kernel
   bool score_hides = false;  // a score may be -inf
+  bool float_sums = false;   // dK and dV are stored in float32
   bool far_rows = false;     // LSE of a row may be far from 0 (device/softmax/far_rows.cuh)
   bool masked = false;       // tiles are of different lengths
   // What blocks of queries see differs between heads, and between batch entries.

@@ -16,6 +16,7 @@
 // Reads of C:
 //   Element, kHeadDim, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState,
 //   kScoreHides            as backward_simt.cuh
+//   Stored                 of dK and dV: Element or Float32
 //   kGradient              Gradient::all
 //   kBlockM, kBlockN       B_c and B_r, 16, 32 or 64
 //   kSkipsEmpty            algorithm 5: tiles that the mask's bounds prove empty are left out
@@ -48,6 +49,7 @@ struct BackwardFlashAttention {
   using Step = BackwardSimt<C, Expressions, Slope>;
   using Layout = BackwardFlashLayout<C>;
   using Element = typename C::Element;
+  using Stored = typename C::Stored;
   static constexpr int kKeys = Layout::kKeys, kQueries = Layout::kQueries;
   static constexpr int kThreads = 128, kGroups = 8, kMembers = 16;
   static constexpr int kPiece = 4 * kMembers;  // columns of a gradient that are summed at a time
@@ -198,10 +200,10 @@ struct BackwardFlashAttention {
     for (int row = group(); row < kKeys; row += kGroups) {
       const int key = tile.first + row;
       if (key >= tile.sequence.rows_k) return;
-      auto* const to = element<Element>(data, rows.start + key * rows.stride);
+      auto* const to = element<Stored>(data, rows.start + key * rows.stride);
       for (int column = member(); column < kWidth; column += kMembers) {
         const float x = key < rows.count ? from[row * (kWidth | 1) + column] * factor : 0;
-        to[column] = Scalar<Element>::to(x);
+        to[column] = Scalar<Stored>::to(x);
       }
     }
   }

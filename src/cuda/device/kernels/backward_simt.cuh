@@ -18,6 +18,7 @@
 //
 // Reads of C:
 //   Element                Float32, BFloat16 or Float16
+//   Stored                 of the gradient: Element or, of dK and dV, Float32
 //   kHeadDim, kHeadDimV    1 to 512
 //   kGradient              Gradient::dq, dk, dv or buffers; ds, of backward_standard.cuh
 //   kBlockM                64, or 32 (when the gradient has more than 128 columns)
@@ -60,6 +61,7 @@ struct BackwardSimtLayout {
 template <class C, class Expressions, class Derivatives>
 struct BackwardSimt {
   using Element = typename C::Element;
+  using Stored = typename C::Stored;
   using Layout = BackwardSimtLayout<C>;
   static constexpr bool kOfKeys = GradientTile<C>::kOfKeys;
   static constexpr bool kBuffers = C::kGradient == Gradient::buffers;
@@ -367,7 +369,7 @@ struct BackwardSimt {
     for (int r = 0; r < kRows; ++r) {
       const int row = tile.first + row_of(group() * kRows + r);
       if (row >= tile.rows_present()) continue;
-      auto* const to_row = element<Element>(to, rows.start + row * rows.stride);
+      auto* const to_row = element<Stored>(to, rows.start + row * rows.stride);
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
@@ -375,7 +377,7 @@ struct BackwardSimt {
           const int column = piece * kPiece + 4 * member() + i;
           if (column >= kWidth) continue;
           const float x = t.gradient[piece][r][i] * factor;
-          to_row[column] = Scalar<Element>::to(row < rows.count ? x : 0);
+          to_row[column] = Scalar<Stored>::to(row < rows.count ? x : 0);
         }
       }
     }

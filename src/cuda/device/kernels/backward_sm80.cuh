@@ -12,6 +12,7 @@
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
+//   Stored                 of dK and dV: Element or Float32; of dQ Element
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kGradient              Gradient::all
 //   kBlockM, kBlockN       multiples of 64
@@ -71,6 +72,7 @@ struct BackwardSm80Layout {
 template <class C, class Expressions, class Slope>
 struct BackwardSm80 {
   using Element = typename C::Element;
+  using Stored = typename C::Stored;
   using Layout = BackwardSm80Layout<C>;
   using TileQ = typename Layout::TileQ;
   using TileO = typename Layout::TileO;
@@ -371,19 +373,47 @@ struct BackwardSm80 {
     }
   }
 
-  // Stores the rows of a gradient that exist, through the place at `at` of shared memory; those
-  // that are not in use become 0.
+  // Stores the rows of a gradient that exist, those of 16 bits through the place at `at` of shared
+  // memory; those that are not in use become 0.
   template <class Tile, int kBlocks>
   ATTN_DEVICE void store(const float (&sums)[kKeyRows / 16][kBlocks][8], float factor, int at,
                          void* to, const Strides& strides) const {
     if (to == nullptr) return;
-    put_sums<Element, Tile, 16 * kKeyTurns>(sums, factor, at, warp() % C::kKeyWarps * kKeyRows,
-                                            warp() / C::kKeyWarps * 16);
-    __syncthreads();
-    const TensorRows rows = tile.of_keys(to, strides, tile.head);
-    store_tile<Tile, C::kBlockM, kThreads>(
-        at, static_cast<char*>(to) + 2 * (rows.start + tile.first * rows.stride), 2 * rows.stride,
-        tile.rows_present() - tile.first, rows.count - tile.first);
+    if constexpr (kBytesOf<Stored> == 4) {
+      store_f32<Tile>(sums, factor, static_cast<float*>(to), tile.of_keys(to, strides, tile.head));
+    } else {
+      put_sums<Element, Tile, 16 * kKeyTurns>(sums, factor, at, warp() % C::kKeyWarps * kKeyRows,
+                                              warp() / C::kKeyWarps * 16);
+      __syncthreads();
+      const TensorRows rows = tile.of_keys(to, strides, tile.head);
+      store_tile<Tile, C::kBlockM, kThreads>(
+          at, static_cast<char*>(to) + 2 * (rows.start + tile.first * rows.stride), 2 * rows.stride,
+          tile.rows_present() - tile.first, rows.count - tile.first);
+    }
+  }
+  template <class Tile, int kBlocks>
+  ATTN_DEVICE void store_f32(const float (&sums)[kKeyRows / 16][kBlocks][8], float factor,
+                             float* to, const TensorRows& rows) const {
+    const int row = tile.first + warp() % C::kKeyWarps * kKeyRows + lane() / 4;
+    const int column = warp() / C::kKeyWarps * 16 + 2 * (lane() % 4);
+#pragma unroll
+    for (int i = 0; i < kKeyRows / 16; ++i) {
+#pragma unroll
+      for (int r = 0; r < 8; r += 2) {
+        const int key = row + 16 * i + r / 2 % 2 * 8;
+        if (key >= tile.rows_present()) continue;
+        const bool used = key < rows.count;
+        float* const to_row = to + rows.start + key * rows.stride;
+#pragma unroll
+        for (int j = 0; j < kBlocks; ++j) {
+          const int at = column + 16 * kKeyTurns * j + r / 4 * 8;
+          if (at >= 8 * Tile::kUsedChunks) continue;
+          const float* const x = &sums[i][j][r];
+          *reinterpret_cast<float2*>(to_row + at) =
+              used ? make_float2(x[0] * factor, x[1] * factor) : make_float2(0, 0);
+        }
+      }
+    }
   }
 
   ATTN_DEVICE void run() const {

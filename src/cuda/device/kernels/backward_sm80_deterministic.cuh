@@ -14,6 +14,7 @@
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
+//   Stored                 of dK and dV: Element or Float32; of dQ Element
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kGradient              Gradient::dq, dk, dv or dk_dv
 //   kBlockM, kWarps        16 rows a warp
@@ -61,6 +62,7 @@ struct BackwardSm80Deterministic {
   using Tile1 = typename Layout::Tile1;
   using Tile2 = typename Layout::Tile2;
   using Element = typename C::Element;
+  using Stored = typename C::Stored;
   static constexpr int kThreads = 32 * C::kWarps;
   static constexpr bool kOfKeys = GradientTile<C>::kOfKeys;
   static constexpr bool kFirst = C::kGradient != Gradient::dv;  // of the two sums
@@ -309,9 +311,10 @@ struct BackwardSm80Deterministic {
 #pragma unroll
         for (int j = 0; j < kColumns / 8; ++j) x[4 * j + 2 * i] = x[4 * j + 2 * i + 1] = 0;
       }
-      store_row<Element, kColumns>(x, i, factor,
-                                   static_cast<char*>(to) + 2 * (rows.start + row(i) * rows.stride),
-                                   row(i) < tile.rows_present());
+      store_row<Stored, kColumns>(
+          x, i, factor,
+          static_cast<char*>(to) + kBytesOf<Stored> * (rows.start + row(i) * rows.stride),
+          row(i) < tile.rows_present());
     }
   }
 

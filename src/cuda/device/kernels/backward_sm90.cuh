@@ -18,6 +18,7 @@
 //
 // Reads of C:
 //   Element              BFloat16 or Float16
+//   Stored               of dK and dV: Element or Float32
 //   kHeadDim, kHeadDimV  multiples of 8, up to 256; of both up to 128 with 128 keys
 //   kBlockM, kBlockN     keys of a tile, 64 or 128; queries of a block, 64
 //   kScoreGroups         score warpgroups, 1 or 2

@@ -1,6 +1,7 @@
 // Sums of tensors of one shape, rows x heads x columns, in f32 and in the order of the terms,
-// rounded once: partial sums of dK and dV of several GPUs. One term is copied, none gives zeros.
+// rounded once: partial sums of dK and dV of several GPUs. None gives zeros.
 //
+// Reads of C: Element of the terms, Stored of the sums, kWide, the elements of a load.
 // Grid: any number of blocks of kRowSumsThreads, of which `lanes` threads work on a row; they go on
 // with those a grid further.
 #pragma once
@@ -13,10 +14,11 @@ namespace attn::device {
 template <class C>
 struct AddRows {
   using Element = typename C::Element;
-  using Storage = typename Scalar<Element>::Storage;
-  // What a thread loads at once.
-  struct alignas(C::kWide * sizeof(Storage)) Packet {
-    Storage x[C::kWide];
+  using Stored = typename C::Stored;
+  // What a thread loads, or stores, at once.
+  template <class Of>
+  struct alignas(C::kWide * sizeof(typename Scalar<Of>::Storage)) Packet {
+    typename Scalar<Of>::Storage x[C::kWide];
   };
 
   static ATTN_DEVICE long long place(const Strides& s, long long batch, long long row, int head) {
@@ -39,7 +41,7 @@ struct AddRows {
         for (int c = 0; c < C::kWide; ++c) sums[c] = 0;
         for (int t = 0; t < p.count; ++t) {
           const RowTerm& term = p.terms[t];
-          const Packet packet = *reinterpret_cast<const Packet*>(
+          const auto packet = *reinterpret_cast<const Packet<Element>*>(
               element<Element>(term.data, place(term.strides, batch, row, head) + column));
 #pragma unroll
           for (int c = 0; c < C::kWide; ++c) {
@@ -47,11 +49,11 @@ struct AddRows {
             sums[c] = t == 0 ? x : sums[c] + x;
           }
         }
-        Packet rounded;
+        Packet<Stored> rounded;
 #pragma unroll
-        for (int c = 0; c < C::kWide; ++c) rounded.x[c] = Scalar<Element>::to(sums[c]);
-        *reinterpret_cast<Packet*>(
-            element<Element>(p.sums, place(p.strides, batch, row, head) + column)) = rounded;
+        for (int c = 0; c < C::kWide; ++c) rounded.x[c] = Scalar<Stored>::to(sums[c]);
+        *reinterpret_cast<Packet<Stored>*>(
+            element<Stored>(p.sums, place(p.strides, batch, row, head) + column)) = rounded;
       }
     }
   }

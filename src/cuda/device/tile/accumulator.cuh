@@ -5,6 +5,7 @@
 
 #include "device.cuh"
 #include "ptx/math.cuh"
+#include "tile/scalar.cuh"
 #include "tile/transpose_quad.cuh"
 
 namespace attn::device {
@@ -29,32 +30,8 @@ struct alignas(16) Words4 {
   unsigned x, y, z, w;
 };
 
-// Row i of an accumulator, rounded, to `row` (16-byte aligned, kColumns elements). All threads of
-// the warp must call; `write` says whether the row exists.
-template <class Element, int kColumns>
-ATTN_DEVICE void store_row(const float (&o)[kColumns / 2], int i, float factor, void* row,
-                           bool write) {
-  const int t = static_cast<int>(threadIdx.x % 4);
-  constexpr int kWhole = kColumns / 32;
-#pragma unroll
-  for (int g = 0; g < kWhole; ++g) {
-    unsigned w[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int r = 4 * (4 * g + j) + 2 * i;
-      w[j] = Element::pack(o[r] * factor, o[r + 1] * factor);
-    }
-    transpose_quad(w);
-    if (write) static_cast<Words4*>(row)[4 * g + t] = {w[0], w[1], w[2], w[3]};
-  }
-#pragma unroll
-  for (int j = 4 * kWhole; j < kColumns / 8; ++j) {
-    const unsigned w = Element::pack(o[4 * j + 2 * i] * factor, o[4 * j + 2 * i + 1] * factor);
-    if (write) static_cast<unsigned*>(row)[4 * j + t] = w;
-  }
-}
-
-// Stores a row as store_row does, in float32.
+// Row i of an accumulator to `row` (8-byte aligned, kColumns elements), in float32; `write` says
+// whether the row exists.
 template <int kColumns>
 ATTN_DEVICE void store_row_f32(const float (&o)[kColumns / 2], int i, float factor, float* row,
                                bool write) {
@@ -63,6 +40,35 @@ ATTN_DEVICE void store_row_f32(const float (&o)[kColumns / 2], int i, float fact
 #pragma unroll
   for (int j = 0; j < kColumns / 8; ++j) {
     at[4 * j] = make_float2(o[4 * j + 2 * i] * factor, o[4 * j + 2 * i + 1] * factor);
+  }
+}
+
+// The same in elements of Element's type, to which 16-bit ones are rounded; 16-byte aligned. All
+// threads of the warp must call.
+template <class Element, int kColumns>
+ATTN_DEVICE void store_row(const float (&o)[kColumns / 2], int i, float factor, void* row,
+                           bool write) {
+  if constexpr (kBytesOf<Element> == 4) {
+    store_row_f32<kColumns>(o, i, factor, static_cast<float*>(row), write);
+  } else {
+    const int t = static_cast<int>(threadIdx.x % 4);
+    constexpr int kWhole = kColumns / 32;
+#pragma unroll
+    for (int g = 0; g < kWhole; ++g) {
+      unsigned w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int r = 4 * (4 * g + j) + 2 * i;
+        w[j] = Element::pack(o[r] * factor, o[r + 1] * factor);
+      }
+      transpose_quad(w);
+      if (write) static_cast<Words4*>(row)[4 * g + t] = {w[0], w[1], w[2], w[3]};
+    }
+#pragma unroll
+    for (int j = 4 * kWhole; j < kColumns / 8; ++j) {
+      const unsigned w = Element::pack(o[4 * j + 2 * i] * factor, o[4 * j + 2 * i + 1] * factor);
+      if (write) static_cast<unsigned*>(row)[4 * j + t] = w;
+    }
   }
 }
 

@@ -55,6 +55,9 @@ struct Scalar<Float8E5M2> {
   }
 };
 
+template <class Element>
+constexpr int kBytesOf = static_cast<int>(sizeof(typename Scalar<Element>::Storage));
+
 // The elements of Q, and what the products Q K^T and P V are of.
 template <class C, bool kFloat8 = C::kFloat8>
 struct OperandsOf {

@@ -16,6 +16,7 @@ struct BackwardSm90GradientGroup {
   using Tiles = BackwardSm90Tiles<C>;
   using Layout = typename Tiles::Layout;
   using Element = typename Tiles::Element;
+  using Stored = typename C::Stored;
   using G = BackwardSide<C, kOfV>;
   static constexpr int kKeys = Tiles::kKeys, kQueries = Tiles::kQueries;
   static constexpr int kColumns = G::kColumns;
@@ -98,12 +99,14 @@ struct BackwardSm90GradientGroup {
     const int head = s.head_q / tiles.p.group;
     char* const first =
         static_cast<char*>(to) +
-        2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
+        kBytesOf<Stored> *
+            (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       store_part(sums.first[part], s, q, part, first, strides.row, factor);
       if constexpr (kRest > 0) {
-        store_part(sums.rest[part], s, q, part, first + 2 * kMost, strides.row, factor);
+        store_part(sums.rest[part], s, q, part, first + kBytesOf<Stored> * kMost, strides.row,
+                   factor);
       }
     }
   }
@@ -119,7 +122,8 @@ struct BackwardSm90GradientGroup {
 #pragma unroll
         for (int j = 0; j < kCount / 4; ++j) sums[4 * j + 2 * i] = sums[4 * j + 2 * i + 1] = 0;
       }
-      store_row<Element, 2 * kCount>(sums, i, factor, at + 2 * key * stride, key < q.rows_k);
+      store_row<Stored, 2 * kCount>(sums, i, factor, at + kBytesOf<Stored> * key * stride,
+                                    key < q.rows_k);
     }
   }
 

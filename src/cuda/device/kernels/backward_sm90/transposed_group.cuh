@@ -16,6 +16,7 @@ struct BackwardSm90TransposedGroup {
   using Tiles = BackwardSm90Tiles<C>;
   using Layout = typename Tiles::Layout;
   using Element = typename Tiles::Element;
+  using Stored = typename C::Stored;
   using G = BackwardSide<C, kOfV>;
   static constexpr int kQueries = Tiles::kQueries, kTileKeys = Tiles::kTileKeys;
   static constexpr int kParts = G::kPanels;  // of 64 columns
@@ -97,13 +98,14 @@ struct BackwardSm90TransposedGroup {
     const int head = s.head_q / tiles.p.group;
     char* const first =
         static_cast<char*>(to) +
-        2 * (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
+        kBytesOf<Stored> *
+            (head * strides.head + (C::kPackedK ? q.row_k * strides.row : s.batch * strides.batch));
     const bool odd = (threadIdx.x / 4 & 1) != 0;
 #pragma unroll
     for (int j = 0; j < kTileKeys / 8; ++j) {
       const int key = s.key0 + 8 * j + 2 * static_cast<int>(threadIdx.x % 4) + (odd ? 1 : 0);
       const bool used = !C::kUsedK || key < q.length_k;
-      char* const row = first + 2 * key * strides.row;
+      char* const row = first + kBytesOf<Stored> * key * strides.row;
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -111,10 +113,14 @@ struct BackwardSm90TransposedGroup {
           const float* const x = &sums.x[part][4 * j + 2 * i];
           const float got = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 4);
           const float low = odd ? got : x[0], high = odd ? x[1] : got;
-          const unsigned word = used ? Element::pack(low * factor, high * factor) : 0u;
           const int at = column(part, i) & ~1;
-          if (key < q.rows_k && at < G::kColumns) {
-            *reinterpret_cast<unsigned*>(row + 2 * at) = word;
+          const bool exists = key < q.rows_k && at < G::kColumns;
+          if constexpr (kBytesOf<Stored> == 4) {
+            const float2 pair = used ? make_float2(low * factor, high * factor) : make_float2(0, 0);
+            if (exists) *reinterpret_cast<float2*>(row + 4 * at) = pair;
+          } else {
+            const unsigned word = used ? Element::pack(low * factor, high * factor) : 0u;
+            if (exists) *reinterpret_cast<unsigned*>(row + 2 * at) = word;
           }
         }
       }
