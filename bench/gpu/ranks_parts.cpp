@@ -268,12 +268,14 @@ void time_sums(const Rank& rank) {
   Part& p = *rank.mine;
   attn::Context context;
   context.stream = rank.stream->handle();
+  const Tensor of_k = p.floats_like(p.inputs.k), of_v = p.floats_like(p.inputs.v);
   const double ms = median_of_waited(rank.device.index, [&] {
-    const Tensor k[] = {p.inputs.k, p.inputs.k}, v[] = {p.inputs.v, p.inputs.v};
+    const Tensor k[] = {of_k, of_k}, v[] = {of_v, of_v};
     attn::cuda::row_sums(k, p.gradients.dk, context);
     attn::cuda::row_sums(v, p.gradients.dv, context);
   });
-  const double bytes = 3 * 2 * static_cast<double>(p.inputs.k.size() + p.inputs.v.size());
+  constexpr double kBytesOfElement = 2 * 4 + 2;  // two terms, and what they are rounded to
+  const double bytes = kBytesOfElement * static_cast<double>(p.inputs.k.size() + p.inputs.v.size());
   say("(d) sums of dK and dV, two terms", ms, gigabytes(bytes, ms));
 }
 
@@ -309,6 +311,9 @@ void run(const Work& work, int count) {
             std::make_unique<attn::dist::Plan>(attn::dist::make_plan(work.problem, group, options));
         rank.mine = std::make_unique<Part>(work, rank.plan->rows(group.rank()), devices[r]);
         rank.gathered = std::make_unique<Part>(work, rank.plan->gathered(group.rank()), devices[r]);
+        attn::Gradients& sums = rank.gathered->gradients;
+        sums.dk = rank.gathered->floats_like(sums.dk);
+        sums.dv = rank.gathered->floats_like(sums.dv);
         rank.stream = std::make_unique<Stream>(devices[r].index);
         while (true) {
           together.arrive_and_wait();

@@ -93,6 +93,11 @@ class Part {
                      {static_cast<std::int64_t>(work_.starts.size())}, device_);
   }
 
+  // A tensor of zeros of this shape in f32, as partial sums of dK and dV are.
+  Tensor floats_like(const Tensor& t) {
+    return floats({t.shape.begin(), t.shape.begin() + t.rank});
+  }
+
   // The root of the mean square of a result's difference from the same rows of `whole`, which has
   // all, as a share of that of the result: the largest of O, dQ, dK and dV.
   double apart_from(const Part& whole) const {
