@@ -95,8 +95,7 @@ int compile(const CompileOptions& options, const std::string& command_line) {
                              .deterministic = options.deterministic,
                              .batch_invariant = options.batch_invariant};
       core::validate_options(problem, phase, plan, context);
-      for (const cuda::Source& source :
-           cuda::sources(problem, phase, arch, plan, options.asked)) {
+      for (const cuda::Source& source : cuda::sources(problem, phase, arch, plan, options.asked)) {
         const cuda::Report report = cuda::compile_into(source, arch, context, folder).report;
         json.add(row(descriptor, arch, source, report));
         fmt::print(json.text(), "{} {} {}: {}\n", descriptor, to_string(arch), source.name,
