@@ -3,7 +3,8 @@
 #
 #   scripts/cross.sh mingw      Windows on x86-64, without the CUDA backend: compiled and linked, not run
 #   scripts/cross.sh aarch64 [EVERY]    Linux on AArch64, under qemu-user: examples, and every EVERY-th listed
-#                               case (tests/conformance/run_list.cpp)
+#                               case (tests/conformance/run_list.cpp), in turn on a CPU with bf16 dot products
+#                               and on one without
 #
 # Ends with 77, which .ci/run counts as skipped, where the compiler or the emulator is missing.
 set -euo pipefail
@@ -36,7 +37,14 @@ case $target in
     cmake --build build-aarch64 --target conformance_list example_forward example_c_api example_expressions
     emulate() { qemu-aarch64 -L /usr/aarch64-linux-gnu "$@"; }
     for example in forward c_api expressions; do emulate "build-aarch64/examples/example_$example"; done
-    emulate build-aarch64/verify/conformance_list "${2:-1}"
+    # The last line begins with the sets that ran: which of them a CPU has, the library finds out.
+    list() {  # list CPU FIRST SETS
+      emulate -cpu "$1" build-aarch64/verify/conformance_list $((2 * every)) "$2" | tee /dev/stderr | tail -n 1 |
+        grep -q "^$3 [0-9]"
+    }
+    every=${2:-1}
+    list max 0 'neon neon_bf16'
+    list cortex-a72 "$every" neon
     ;;
   *)
     echo 'usage: scripts/cross.sh mingw | aarch64 [EVERY]' >&2

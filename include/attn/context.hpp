@@ -65,11 +65,13 @@ std::shared_ptr<Executor> default_executor();
 // the same bits.
 enum class InstructionSet : std::uint8_t {
   automatic,    // the best that the machine has
-  portable,     // no more than the library is built for; any CPU
+  portable,     // no more than the library is built for; any CPU but AArch64
   avx2,         // AVX2 and FMA
   avx512,       // AVX-512 F, BW, DQ and VL
   avx512_bf16,  // and VDPBF16PS, for bf16 operands
-  amx_bf16      // and AMX tiles, for bf16 operands
+  amx_bf16,     // and AMX tiles, for bf16 operands
+  neon,         // AArch64, where it takes the place of portable
+  neon_bf16     // and BFDOT (Armv8.6 FEAT_BF16), for bf16 operands
 };
 std::string_view name(InstructionSet isa) noexcept;  // as spelled here; "unknown" for other values
 // Its inverse. Throws Error(invalid_argument) that lists the names.
@@ -80,7 +82,8 @@ struct InstructionSetInfo {
   bool available = false;
   std::string reason{};  // why not, when not available
 };
-// What this machine has of each, worst first, automatic left out. Thread-safe.
+// What this machine has of each, automatic left out; of those that it has, the best is last.
+// Thread-safe.
 std::vector<InstructionSetInfo> instruction_sets();
 
 // Where a call works. Copies are cheap; one Context may serve calls at the same time, but for its

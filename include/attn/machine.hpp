@@ -19,8 +19,8 @@ struct Machine {
 // What the operating system tells, read anew at each call. Thread-safe.
 Machine describe_machine();
 
-// GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: tiles of AMX or
-// VDPBF16PS where the instruction set has them, else as f32) on `threads` workers of the context at
+// GFLOP/s of independent multiply-adds in registers (f32: FMA; bf16: tiles of AMX, VDPBF16PS or
+// BFDOT where the instruction set has them, else as f32) on `threads` workers of the context at
 // once, the best of several short runs within about `seconds`. f16 and f64 count as f32. Throws
 // Error(invalid_argument) for types that are not floating and for seconds that are not above 0,
 // Error(unavailable) for an instruction set that the machine lacks. Calls at the same time, like

@@ -13,25 +13,30 @@
 
 namespace attn::cpu {
 
+#if defined(ATTN_NEON_KERNELS)
+extern const TileOps kNeonOps;
+extern const OperandVerbs kNeonBf16Ops;
+#else
 extern const TileOps kPortableOps;
+#endif
 #if defined(ATTN_X86_KERNELS)
 extern const TileOps kAvx2Ops;
 extern const TileOps kAvx512Ops[2];
 extern const OperandVerbs kAvx512Bf16Ops;
 extern const OperandVerbs kAmxBf16Ops;
+#endif
 
 namespace {
 
 // A table of bf16 operands. Compiling the verbs of f32 for it again took as long as all of its own
 // four times over.
-TileOps with_f32_verbs(const OperandVerbs& own) {
-  TileOps ops = kAvx512Ops[0];
+[[maybe_unused]] TileOps with_verbs_of(const TileOps& f32, const OperandVerbs& own) {
+  TileOps ops = f32;
   static_cast<OperandVerbs&>(ops) = own;
   return ops;
 }
 
 }  // namespace
-#endif
 
 const TileOps& tile_ops(InstructionSet isa, DType operand) {
 #if defined(ATTN_X86_KERNELS)
@@ -40,37 +45,45 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
   switch (isa) {
     case InstructionSet::amx_bf16:
       if (operand != DType::bf16) return avx512;
-      return amx_bf16.get([] { return with_f32_verbs(kAmxBf16Ops); });
+      return amx_bf16.get([] { return with_verbs_of(kAvx512Ops[0], kAmxBf16Ops); });
     case InstructionSet::avx512_bf16:
       if (operand != DType::bf16) return avx512;
-      return avx512_bf16.get([] { return with_f32_verbs(kAvx512Bf16Ops); });
+      return avx512_bf16.get([] { return with_verbs_of(kAvx512Ops[0], kAvx512Bf16Ops); });
     case InstructionSet::avx512:
       return avx512;
     case InstructionSet::avx2:
       return kAvx2Ops;
     case InstructionSet::portable:
+    case InstructionSet::neon:
+    case InstructionSet::neon_bf16:
     case InstructionSet::automatic:  // best_instruction_set has chosen
       break;
   }
 #endif
+#if defined(ATTN_NEON_KERNELS)
+  static constinit core::FirstMade<const TileOps> neon_bf16;
+  if (isa != InstructionSet::neon_bf16 || operand != DType::bf16) return kNeonOps;
+  return neon_bf16.get([] { return with_verbs_of(kNeonOps, kNeonBf16Ops); });
+#else
   (void)isa;
   (void)operand;
   return kPortableOps;
+#endif
 }
 
 bool has_bf16_products(InstructionSet isa, bool only_fast) {
+  if (isa == InstructionSet::neon_bf16) return true;
 #if defined(ATTN_X86_KERNELS)
   if (isa == InstructionSet::amx_bf16) return true;
   return isa == InstructionSet::avx512_bf16 && (!only_fast || __builtin_cpu_is("amd") != 0);
 #else
-  (void)isa;
   (void)only_fast;
   return false;
 #endif
 }
 
 InstructionSet best_instruction_set(InstructionSet wanted) {
-  InstructionSet best = InstructionSet::portable;
+  InstructionSet best = InstructionSet::portable;  // every machine has this or another
   for (const InstructionSetInfo& info : instruction_sets()) {
     if (info.isa == wanted && !info.available) {
       throw Error(ErrorCode::unavailable, "instruction set " + std::string(name(wanted)) +

@@ -66,6 +66,7 @@ constexpr Feature kFeatures[] = {
 // Empty when the set is available.
 std::string missing(InstructionSet isa) {
   if (isa == InstructionSet::portable) return {};
+  if (isa >= InstructionSet::neon) return "it is a set of AArch64";
   std::string features;
   for (const Feature& feature : kFeatures) {
     if (feature.since > isa) continue;
@@ -87,6 +88,15 @@ std::string missing(InstructionSet isa) {
   return {};
 }
 
+#elif defined(ATTN_NEON_KERNELS)
+
+std::string missing(InstructionSet isa) {
+  if (isa == InstructionSet::portable) return "neon takes its place on AArch64";
+  if (isa == InstructionSet::neon) return {};
+  if (isa == InstructionSet::neon_bf16) return core::has_arm_bf16() ? "" : "the CPU lacks bf16";
+  return "it is a set of x86-64";
+}
+
 #else
 
 std::string missing(InstructionSet isa) {
@@ -99,7 +109,8 @@ std::vector<InstructionSetInfo> find_instruction_sets() {
   std::vector<InstructionSetInfo> sets;
   for (const InstructionSet isa :
        {InstructionSet::portable, InstructionSet::avx2, InstructionSet::avx512,
-        InstructionSet::avx512_bf16, InstructionSet::amx_bf16}) {
+        InstructionSet::avx512_bf16, InstructionSet::amx_bf16, InstructionSet::neon,
+        InstructionSet::neon_bf16}) {
     const std::string reason = missing(isa);
     sets.push_back({isa, reason.empty(), reason});
   }

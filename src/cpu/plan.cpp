@@ -201,6 +201,8 @@ void choose_operands(Plan& plan, InstructionSet asked) {
       plan.reasons.emplace_back(
           plan.isa == InstructionSet::amx_bf16
               ? "bf16 operands: TDPBF16PS does sixteen times the work of an f32 FMA in a cycle"
+          : plan.isa == InstructionSet::neon_bf16
+              ? "bf16 operands: BFDOT does twice the work of an f32 FMLA"
               : "bf16 operands: VDPBF16PS does twice the work of an f32 FMA");
     }
   }

@@ -293,14 +293,14 @@ inline bool has_backward(const TileOps& ops) {
   return ops.operand == DType::f32 || ops.round_gradients != nullptr;
 }
 
-// The table for an instruction set that is available; operand bf16 only for avx512_bf16 and
-// amx_bf16.
+// The table for an instruction set that is available; operand bf16 only for avx512_bf16, amx_bf16
+// and neon_bf16.
 const TileOps& tile_ops(InstructionSet isa, DType operand);
 
 // Whether the instruction set multiplies bf16 operands; only_fast: and outruns its f32 FMA. AMD Zen
 // 4 and 5 issue as many VDPBF16PS as FMA in a cycle, twice the flops; Intel Sapphire Rapids and
 // later issue one VDPBF16PS every four FMA slots (measured: 125 against 250 GFLOP/s a core; AMX is
-// its unit for bf16).
+// its unit for bf16). BFDOT counts as fast, as it does twice the work of an FMLA: not measured.
 bool has_bf16_products(InstructionSet isa, bool only_fast);
 // `wanted`, or the best there is for automatic. Throws Error(unavailable).
 InstructionSet best_instruction_set(InstructionSet wanted);

@@ -42,6 +42,8 @@ void run(std::size_t index) {
         c.problem.key_list > 0 ? Algorithm::flash_attention_2 : all[index / 3 % all.size()];
     for (const InstructionSetInfo& info : instruction_sets()) {
       if (!info.available) continue;
+      // Other types than bf16 run as on the set before it.
+      if (info.isa == InstructionSet::neon_bf16 && c.problem.dtype != DType::bf16) continue;
       for (const Algorithm algorithm : {Algorithm::automatic, one}) {
         expect_passed(
             conformance,

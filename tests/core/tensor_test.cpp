@@ -147,7 +147,8 @@ TEST(Names, ParseWhatTheyPrint) {
   }
   for (const InstructionSet isa :
        {InstructionSet::automatic, InstructionSet::portable, InstructionSet::avx2,
-        InstructionSet::avx512, InstructionSet::avx512_bf16, InstructionSet::amx_bf16}) {
+        InstructionSet::avx512, InstructionSet::avx512_bf16, InstructionSet::amx_bf16,
+        InstructionSet::neon, InstructionSet::neon_bf16}) {
     EXPECT_EQ(parse_instruction_set(name(isa)), isa);
   }
   EXPECT_EQ(name(Phase::forward), "forward");

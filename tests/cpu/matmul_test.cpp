@@ -252,8 +252,9 @@ TEST(Matmul, TheFastRungTakesTheProblem) {
   for (const InstructionSet isa : available()) {
     Context context;
     context.isa = isa;
-    const bool multiplies_bf16 =
-        isa == InstructionSet::avx512_bf16 || isa == InstructionSet::amx_bf16;
+    const bool multiplies_bf16 = isa == InstructionSet::avx512_bf16 ||
+                                 isa == InstructionSet::amx_bf16 ||
+                                 isa == InstructionSet::neon_bf16;
     const MatmulPlan plan =
         make_plan({.m = 64, .n = 64, .k = 64, .dtype = DType::bf16}, {}, context);
     EXPECT_EQ(plan.compute, multiplies_bf16 ? DType::bf16 : DType::f32) << name(isa);

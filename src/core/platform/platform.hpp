@@ -28,6 +28,9 @@ void use_huge_pages(std::byte* p, std::size_t bytes);
 // threads. Refused when an alternate signal stack is too small for them. Asks at each call.
 bool permit_amx_tiles();
 
+// Whether an AArch64 CPU has FEAT_BF16, as Linux tells; false elsewhere.
+bool has_arm_bf16();
+
 // A library that is opened at run time, and never closed: driver and compiler of CUDA keep threads
 // and exit handlers.
 struct SharedLibrary {

@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -130,6 +133,15 @@ bool permit_amx_tiles() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // its bit in the saved state
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_arm_bf16() {
+#if defined(__linux__) && defined(__aarch64__)
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
 #else
   return false;
 #endif

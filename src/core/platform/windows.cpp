@@ -47,6 +47,8 @@ void use_huge_pages(std::byte*, std::size_t) {}
 
 bool permit_amx_tiles() { return false; }
 
+bool has_arm_bf16() { return false; }
+
 SharedLibrary open_library(const std::string& name) {
   SharedLibrary library;
   HMODULE const handle = LoadLibraryA(name.c_str());

@@ -32,6 +32,8 @@ constexpr core::EnumName<InstructionSet> kInstructionSets[] = {
     {InstructionSet::avx512, "avx512"},
     {InstructionSet::avx512_bf16, "avx512_bf16"},
     {InstructionSet::amx_bf16, "amx_bf16"},
+    {InstructionSet::neon, "neon"},
+    {InstructionSet::neon_bf16, "neon_bf16"},
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Any CPU that GCC compiles for: four f32 lanes, which are SSE2, VSX, ... or plain scalars. On
-// AArch64 they are NEON, whose multiply-adds, roundings and f16 conversions every such CPU has.
+// Any CPU that GCC compiles for: four f32 lanes, which are SSE2, VSX, ... or plain scalars. AArch64
+// has neon.cpp instead.
 #define ATTN_ISA portable
 #define ATTN_VECTOR_BYTES 16
 #include "cpu/kernels/table.hpp"

@@ -121,6 +121,9 @@ ATTN_INLINE B bytes_of(U u) {
   const __m256i v = bit_cast<__m256i>(u);
   const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   return bit_cast<B>(_mm_cvtsi128_si64(_mm_packus_epi16(words, words)));
+#elif defined(__aarch64__)
+  const uint16x4_t words = vmovn_u32(u);
+  return bit_cast<B>(vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(words, words))), 0));
 #else
   return __builtin_convertvector(u, B);
 #endif

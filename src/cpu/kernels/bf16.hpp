@@ -1,6 +1,8 @@
-// bf16 operands for VDPBF16PS: each 32-bit lane holds a pair along the summed dimension, products
-// are summed in f32. The instruction treats subnormal inputs as zero and rounds to nearest even
-// whatever MXCSR says.
+// bf16 operands for VDPBF16PS and BFDOT: each 32-bit lane holds a pair along the summed dimension,
+// products are summed in f32. Both treat subnormal inputs as zero, whatever the mode of floating
+// point is. VDPBF16PS rounds to nearest even. BFDOT rounds the sum of the two products, and that
+// with the lane, to odd: each is off by less than one unit in the last place, not half of one, to
+// either side alike.
 #pragma once
 
 #include "cpu/kernels/bf16_pairs.hpp"
@@ -10,9 +12,21 @@
 
 namespace attn::cpu::ATTN_ISA {
 
+#if defined(__aarch64__)
+typedef bfloat16x8_t Pairs;
+ATTN_INLINE F dot_pairs(U a, U b, F acc) {
+  return vbfdotq_f32(acc, bit_cast<Pairs>(a), bit_cast<Pairs>(b));
+}
+// The pair of lane kLane of a, with all of b.
+template <int kLane>
+ATTN_INLINE F dot_pair(U a, U b, F acc) {
+  return vbfdotq_laneq_f32(acc, bit_cast<Pairs>(b), bit_cast<Pairs>(a), kLane);
+}
+#else
 ATTN_INLINE F dot_pairs(U a, U b, F acc) {
   return _mm512_dpbf16_ps(acc, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
 }
+#endif
 
 // A word is two neighbours of the summed dimension.
 struct Bf16Operand {
@@ -20,6 +34,12 @@ struct Bf16Operand {
   typedef U Words;
   static constexpr int kStep = 2;
   ATTN_INLINE F multiply_add(U x, U y, F sum) { return dot_pairs(x, y, sum); }
+#if defined(__aarch64__)
+  template <int kLane>
+  ATTN_INLINE F multiply_add_element(U x, U y, F sum) {
+    return dot_pair<kLane>(x, y, sum);
+  }
+#endif
 };
 
 static void pack_k_bf16(const std::byte* const* row, int keys, int dim, CacheType source,
@@ -49,9 +69,14 @@ static void pack_weighted_rows_bf16(const std::byte* const* row, int count, int 
 
 // Pairs (low: even key, high: odd key) of two rows of probabilities.
 ATTN_INLINE U interleave_bf16(F even, F odd) {
+#if defined(__aarch64__)
+  const bfloat16x8_t low = vcvtq_low_bf16_f32(even), high = vcvtq_low_bf16_f32(odd);
+  return bit_cast<U>(vzip1q_u16(bit_cast<uint16x8_t>(low), bit_cast<uint16x8_t>(high)));
+#else
   const auto low = widen(bit_cast<H>(_mm512_cvtneps_pbh(even)));
   const auto high = widen(bit_cast<H>(_mm512_cvtneps_pbh(odd)));
   return low | (high << 16);
+#endif
 }
 
 // p is rounded to bf16, where a degree 3 polynomial is enough; l sums the same values before
@@ -85,6 +110,38 @@ static void softmax_bf16(float* s, int keys, float c, const float* row_max,
     store(l + lane, fma(load(l + lane), load(alpha + lane), total));
   }
 }
+
+#if defined(__aarch64__)
+
+// Words of pairs of neighbouring rows are kRows elements of bf16 in their order.
+static void round_gradients(const float* p, const float* ds, int keys, int count, void* p_rows,
+                            void* ds_rows, void* ds_pairs) {
+  static_assert(kRows == 2 * kLanes);
+  uint16x8_t inside;
+  for (int i = 0; i < kRows; ++i) inside[i] = i < count ? 0xffff : 0;
+  const auto round_row = [&](const float* x) __attribute__((always_inline)) {
+    const bfloat16x8_t low = vcvtq_low_bf16_f32(load(x));
+    return inside & bit_cast<uint16x8_t>(vcvtq_high_bf16_f32(low, load(x + kLanes)));
+  };
+  std::uint32_t* of_p = static_cast<std::uint32_t*>(p_rows);
+  std::uint32_t* of_ds = static_cast<std::uint32_t*>(ds_rows);
+  std::uint32_t* pairs = static_cast<std::uint32_t*>(ds_pairs);
+  for (int j = 0; j < keys; j += 2) {
+    const bool odd = j + 1 < keys;
+    const uint16x8_t first = round_row(ds + j * kRows);
+    const uint16x8_t second = odd ? round_row(ds + (j + 1) * kRows) : uint16x8_t{};
+    store(of_p + j * kLanes, bit_cast<U>(round_row(p + j * kRows)));
+    store(of_ds + j * kLanes, bit_cast<U>(first));
+    if (odd) {
+      store(of_p + (j + 1) * kLanes, bit_cast<U>(round_row(p + (j + 1) * kRows)));
+      store(of_ds + (j + 1) * kLanes, bit_cast<U>(second));
+    }
+    store(pairs + j / 2 * kRows, bit_cast<U>(vzip1q_u16(first, second)));
+    store(pairs + j / 2 * kRows + kLanes, bit_cast<U>(vzip2q_u16(first, second)));
+  }
+}
+
+#else
 
 static void round_gradients(const float* p, const float* ds, int keys, int count, void* p_rows,
                             void* ds_rows, void* ds_pairs) {
@@ -120,6 +177,8 @@ static void round_gradients(const float* p, const float* ds, int keys, int count
     store(pairs + j / 2 * kRows + kLanes, bit_cast<U>(_mm512_permutex2var_epi16(x, high, y)));
   }
 }
+
+#endif
 
 static double peak_flops_bf16(double seconds) {
   U a = set1(0x3f003f00u);  // 0.5, 0.5

@@ -1,10 +1,28 @@
 // bf16 operands as pairs: each 32-bit lane holds two neighbours along the summed dimension. Shared
-// by VDPBF16PS (bf16.hpp) and AMX tiles (amx.hpp).
+// by VDPBF16PS and BFDOT (bf16.hpp) and AMX tiles (amx.hpp).
 #pragma once
 
 #include "cpu/kernels/pack_f32.hpp"
 
 namespace attn::cpu::ATTN_ISA {
+
+// A vector of pairs, of which the first `rest` elements are at p and the others zero.
+#if ATTN_VECTOR_BYTES == 64
+ATTN_INLINE __mmask32 elements_within(int rest) {
+  return rest < 2 * kLanes ? (std::uint32_t{1} << rest) - 1 : 0xffffffffu;
+}
+ATTN_INLINE U load_words(const std::byte* p, __mmask32 within) {
+  return bit_cast<U>(_mm512_maskz_loadu_epi16(within, p));
+}
+#else
+ATTN_INLINE int elements_within(int rest) { return rest < 2 * kLanes ? rest : 2 * kLanes; }
+ATTN_INLINE U load_words(const std::byte* p, int within) {
+  if (within == 2 * kLanes) return load_as<U>(p);
+  U x{};
+  __builtin_memcpy(&x, p, 2 * static_cast<std::size_t>(within));
+  return x;
+}
+#endif
 
 // The source is bf16 (scale 1). Rows of an odd dim end in a pair with zero.
 static void pack_q_bf16(const std::byte* const* row, int count, int dim, CacheType, const float*,
@@ -13,13 +31,12 @@ static void pack_q_bf16(const std::byte* const* row, int count, int dim, CacheTy
   const int pairs = (dim + 1) / 2;
   for (int r0 = 0; r0 < kRows; r0 += kLanes) {
     for (int d0 = 0; d0 < pairs; d0 += kLanes) {
-      const int rest = dim - 2 * d0;
-      const __mmask32 within = rest < 2 * kLanes ? (std::uint32_t{1} << rest) - 1 : 0xffffffffu;
+      const auto within = elements_within(dim - 2 * d0);
       F x[kLanes] = {};
       for (int r = 0; r < kLanes && r0 + r < count; ++r) {
         const std::byte* p = row[r0 + r];
         if (p == nullptr) continue;
-        x[r] = bit_cast<F>(_mm512_maskz_loadu_epi16(within, p + 4 * d0));
+        x[r] = bit_cast<F>(load_words(p + 4 * d0, within));
       }
       transpose(x);
       for (int d = 0; d < kLanes && d0 + d < pairs; ++d) {
@@ -30,14 +47,21 @@ static void pack_q_bf16(const std::byte* const* row, int count, int dim, CacheTy
 }
 
 // Elements [d, d + kLanes) of a row as bf16, in the low halves; those past dim and all of a null
-// row are zero. Loads under a mask: a copy of a varying size is a call.
+// row are zero. AVX-512 loads under a mask: a copy of a varying size is a call.
 ATTN_INLINE U load_as_bf16(const std::byte* row, int d, int dim, CacheType source, float scale) {
   const int rest = dim - d;
   if (row == nullptr || rest <= 0) return U{};
   if (source == CacheType::bf16) {
+#if ATTN_VECTOR_BYTES == 64
     const __mmask16 within =
         rest >= kLanes ? __mmask16{0xffff} : static_cast<__mmask16>((1u << rest) - 1);
     return bit_cast<U>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(within, row + 2 * d)));
+#else
+    if (rest >= kLanes) return widen(load_as<H>(row + 2 * d));
+    H x{};
+    __builtin_memcpy(&x, row + 2 * d, 2 * static_cast<std::size_t>(rest));
+    return widen(x);
+#endif
   }
   const F x = rest >= kLanes ? load_row(row, d, source) : load_row_part(row, d, rest, source);
   return widen(to_bf16(x * set1(scale)));

@@ -16,6 +16,8 @@ ATTN_INLINE U widen(H h) {
   return bit_cast<U>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(h)));
 #elif ATTN_VECTOR_BYTES == 32
   return bit_cast<U>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(h)));
+#elif defined(__aarch64__)
+  return vmovl_u16(bit_cast<uint16x4_t>(h));
 #else
   return __builtin_convertvector(h, U);
 #endif
@@ -23,12 +25,20 @@ ATTN_INLINE U widen(H h) {
 ATTN_INLINE H narrow(U u) {
 #if ATTN_VECTOR_BYTES == 64
   return bit_cast<H>(_mm512_cvtepi32_epi16(bit_cast<__m512i>(u)));
+#elif defined(__aarch64__)
+  return bit_cast<H>(vmovn_u32(bit_cast<uint32x4_t>(u)));
 #else
   return __builtin_convertvector(u, H);
 #endif
 }
 
-ATTN_INLINE F from_bf16(H h) { return bit_cast<F>(widen(h) << 16); }
+ATTN_INLINE F from_bf16(H h) {
+#if defined(__aarch64__)
+  return bit_cast<F>(vshll_n_u16(bit_cast<uint16x4_t>(h), 16));
+#else
+  return bit_cast<F>(widen(h) << 16);
+#endif
+}
 
 // Round to nearest, ties to even; NaN stays NaN (quieted).
 ATTN_INLINE H to_bf16(F v) {
@@ -135,11 +145,18 @@ ATTN_INLINE F load_row_part(const std::byte* row, int i, int count, DType dtype)
 
 typedef std::uint8_t B __attribute__((vector_size(ATTN_VECTOR_BYTES / 4)));
 
+#if defined(__aarch64__)
+// The four bytes, then zeros.
+ATTN_INLINE uint8x8_t vector_of(B b) { return vcreate_u8(bit_cast<std::uint32_t>(b)); }
+#endif
+
 ATTN_INLINE H widen_bytes(B b) {
 #if ATTN_VECTOR_BYTES == 64
   return bit_cast<H>(_mm256_cvtepu8_epi16(bit_cast<__m128i>(b)));
 #elif ATTN_VECTOR_BYTES == 32
   return bit_cast<H>(_mm_cvtepu8_epi16(_mm_set_epi64x(0, bit_cast<long long>(b))));
+#elif defined(__aarch64__)
+  return bit_cast<H>(vget_low_u16(vmovl_u8(vector_of(b))));
 #else
   return __builtin_convertvector(b, H);
 #endif
@@ -150,6 +167,8 @@ ATTN_INLINE F from_i8(B b) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bit_cast<__m128i>(b)));
 #elif ATTN_VECTOR_BYTES == 32
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set_epi64x(0, bit_cast<long long>(b))));
+#elif defined(__aarch64__)
+  return to_float(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(vector_of(b))))));
 #else
   const I x = bit_cast<I>(widen(widen_bytes(b)) << 24) >> 24;
   return __builtin_convertvector(x, F);
@@ -159,10 +178,16 @@ ATTN_INLINE F from_i8(B b) {
 // Moved into f16's fields an e4m3 number is 2^8 times too small (bias 15 - 7), subnormals included.
 // NaN, all of whose magnitude bits are set, would be 480.
 ATTN_INLINE F from_e4m3(B b) {
+#if defined(__aarch64__)  // a signed shift brings the sign to bits 15 and 14, of which one goes
+  const int16x8_t shifted = vreinterpretq_s16_u16(vshll_n_u8(vector_of(b), 8));
+  const H bits = bit_cast<H>(vshr_n_s16(vget_low_s16(shifted), 1)) & 0xbfff;
+  return from_f16((bits & 0x7fff) == 0x3f80 ? H{} + 0x7e00 : bits) * set1(0x1p8f);
+#else
   const H h = widen_bytes(b);
   const H magnitude = h & 0x7f;
   const H bits = magnitude << 7 | (h & 0x80) << 8;
   return from_f16(magnitude == 0x7f ? H{} + 0x7e00 : bits) * set1(0x1p8f);
+#endif
 }
 
 // e5m2 is the upper half of f16.
@@ -172,6 +197,8 @@ ATTN_INLINE float scale_of_block(const std::byte* block) {
   const auto bits = load_as<std::uint16_t>(block);
 #ifdef __F16C__
   return _cvtsh_ss(bits);
+#elif defined(__aarch64__)
+  return static_cast<float>(bit_cast<__fp16>(bits));
 #else
   F f = from_f16(H{} + bits);
   return f[0];

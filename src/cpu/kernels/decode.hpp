@@ -37,7 +37,16 @@ ATTN_INLINE F reduce_all(F (&x)[kCount]) {
     }
     return _mm256_permute2f128_ps(x[0], x[1], 0x20) + _mm256_permute2f128_ps(x[0], x[1], 0x31);
   }
-#endif
+#elif defined(__aarch64__)
+#pragma GCC unroll 2
+  for (int n = kCount; n > 1; n /= 2) {
+#pragma GCC unroll 2
+    for (int i = 0; i < n / 2; ++i) x[i] = vpaddq_f32(x[2 * i], x[2 * i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int n = kCount; n < kLanes; n *= 2) x[0] = vpaddq_f32(x[0], x[0]);
+  return x[0];
+#else
   I even, odd;
   for (int i = 0; i < kLanes; ++i) {
     even[i] = 2 * i;
@@ -55,6 +64,23 @@ ATTN_INLINE F reduce_all(F (&x)[kCount]) {
     x[0] = shuffle(x[0], x[0], even) + shuffle(x[0], x[0], odd);
   }
   return x[0];
+#endif
+}
+
+// sums[i] <- the sum of the lanes of x[i]; whole vectors are written.
+template <int kCount>
+ATTN_INLINE void store_reduced(F (&x)[kCount], float* sums) {
+  if constexpr (kCount <= kLanes) {
+    store(sums, reduce_all(x));
+  } else {
+#pragma GCC unroll 4
+    for (int first = 0; first < kCount; first += kLanes) {
+      F part[kLanes];
+#pragma GCC unroll 4
+      for (int i = 0; i < kLanes; ++i) part[i] = x[first + i];
+      store(sums + first, reduce_all(part));
+    }
+  }
 }
 
 // Asks for rows of `bytes` bytes that a later call will read, line after line of all of them.
@@ -72,10 +98,13 @@ ATTN_INLINE void ask_for(const std::byte* const* row, int keys, int bytes) {
 }
 
 // decode_scores takes kGroup rows with as many keys side by side as their sums fill one vector, or
-// half of one where there is one row: AVX2 one row with 8 keys, 2 with 4, 4 with 2. Each K is
-// widened once for the rows of a group, which with 16-bit types takes longer than its FMA.
+// half of one where there is one row: AVX2 one row with 8 keys, 2 with 4, 4 with 2. NEON, whose
+// vectors are short, fills several: the sums of one are too few for the latency of its FMLA. Each K
+// is widened once for the rows of a group, which with 16-bit types takes longer than its FMA.
 template <int kGroup>
-inline constexpr int kScoreKeys = kLanes / kGroup < kDecodeKeys ? kLanes / kGroup : kDecodeKeys;
+inline constexpr int kSumKeys = kByElement ? (kGroup == 1 ? 8 : 4) : kLanes / kGroup;
+template <int kGroup>
+inline constexpr int kScoreKeys = kSumKeys<kGroup> < kDecodeKeys ? kSumKeys<kGroup> : kDecodeKeys;
 
 // s[key][row] <- of kGroup rows of q with `keys` keys; k holds kDecodeKeys rows that may be read.
 // kPart: dim is no multiple of kLanes. A function of its own, so that GCC keeps all sums in
@@ -119,8 +148,8 @@ static __attribute__((noinline)) void decode_scores_group(const float* const* q,
       add(
           whole, [&](int j) __attribute__((always_inline)) { return rest[j]; });
     }
-    float sums[kLanes];
-    store(sums, reduce_all(acc));
+    float sums[kKeys * kGroup > kLanes ? kKeys * kGroup : kLanes];
+    store_reduced(acc, sums);
     for (int j = 0; j < kKeys && first + j < keys; ++j) {
       __builtin_memcpy(s + (first + j) * stride, sums + j * kGroup, kGroup * sizeof(float));
     }
@@ -170,7 +199,7 @@ ATTN_INLINE F fold_lanes(F x) {
     I other;
     for (int i = 0; i < kLanes; ++i) other[i] = i ^ step;
     const F y = shuffle(x, x, other);
-    x = kSum ? x + y : max(x, y);
+    x = kSum ? x + y : max_score(x, y);
   }
   return x;
 }
@@ -188,7 +217,7 @@ ATTN_INLINE void decode_softmax_of(float* s, int keys, float c, const std::uint3
   for (int v = 0; v < kPeriod; ++v) {
     const int lane = v * kLanes;
     F top = set1(-__builtin_inff());
-    for (int i = lane; i < whole; i += kPeriod * kLanes) top = max(top, load(s + i));
+    for (int i = lane; i < whole; i += kPeriod * kLanes) top = max_score(top, load(s + i));
     float row_max[kLanes];
     store(row_max, fold_lanes<kStride, false>(top));
     const F maximum = new_maximum(row_max, c, m + lane, alpha + lane);
@@ -280,15 +309,23 @@ ATTN_INLINE void decode_accumulate_from(const float* p, const std::byte* const* 
   }
 }
 
+// Vectors of a line of a row of V, but two where NEON widens single bytes: of four some are
+// spilled.
+template <CacheType kSource>
+inline constexpr int kMostColumns = kByElement&& kSource != CacheType::f32&& kSource !=
+                                            CacheType::bf16&& kSource != CacheType::f16
+                                        ? 2
+                                        : 64 / ((kSource == CacheType::f32 ? 4 : 2) * kLanes);
+
 template <int kCount, int kStride, CacheType kSource>
 static __attribute__((noinline)) void decode_accumulate_rows(const float* p,
                                                              const std::byte* const* v, int keys,
                                                              int dim, const float* alpha,
                                                              float* o) {
-  // A line of each row of V at a time, where the accumulators leave registers for the loads: 16 of
-  // the 32 of AVX-512, 8 of 16 elsewhere.
-  constexpr int kLine = 64 / ((kSource == CacheType::f32 ? 4 : 2) * kLanes);
-  constexpr int kMost = (ATTN_VECTOR_BYTES == 64 ? 16 : 8) / kCount;
+  // A line of each row of V at a time, where the accumulators leave registers for the loads: they
+  // take 16 of 32, or 8 of 16.
+  constexpr int kLine = kMostColumns<kSource>;
+  constexpr int kMost = (kManyRegisters ? 16 : 8) / kCount;
   constexpr int kFit = kMost >= 4 ? 4 : kMost >= 2 ? 2 : 1;
   constexpr int kColumns = kLine < kFit ? kLine : kFit;
   if (keys == kDecodeKeys) {
@@ -330,7 +367,7 @@ static inline void decode_accumulate(const float* p, int count, const std::byte*
       constexpr int kStride = decode_row_stride(kCount);
       // Of 16 registers 8 rows leave one column: 9 loads for 8 FMAs. In two halves, which read V
       // from L1 again, these are 6.
-      constexpr int kRest = ATTN_VECTOR_BYTES < 64 && kCount > 4 ? kCount - 4 : 0;
+      constexpr int kRest = !kManyRegisters && kCount > 4 ? kCount - 4 : 0;
       constexpr int kFirst = kCount - kRest;
       decode_accumulate_rows<kFirst, kStride, kSource>(p, v, keys, dim, alpha, o);
       if constexpr (kRest > 0) {

@@ -57,8 +57,8 @@ ATTN_INLINE D exp_of_difference(D d) {
 
 // Rows and vectors of a register tile: 6 x 4 sums where there are 32 registers, else what
 // products.hpp takes.
-inline constexpr int kF64Rows = ATTN_VECTOR_BYTES == 64 ? 6 : kRegisterKeys;
-inline constexpr int kF64Vectors = ATTN_VECTOR_BYTES == 64 ? 4 : 2;
+inline constexpr int kF64Rows = kManyRegisters ? 6 : kRegisterKeys;
+inline constexpr int kF64Vectors = kManyRegisters ? 4 : 2;
 
 template <bool kCareful, int kCount, int kWidth>
 ATTN_INLINE void multiply_tile(const ProductF64& x, int row, int column) {

@@ -35,11 +35,15 @@ ATTN_INLINE I largest_magnitude(const std::byte* row, int dim, DType source, I l
 }
 
 ATTN_INLINE bool reaches(I largest, std::int32_t limit) {
+#if defined(__aarch64__)
+  return vmaxvq_s32(largest) >= limit;
+#else
   std::int32_t lanes[kLanes];
   store(lanes, largest);
   bool found = false;
   for (const std::int32_t lane : lanes) found |= lane >= limit;
   return found;
+#endif
 }
 
 // Whether `floats` words of a packed block hold no infinity and no NaN: each an f32, or a pair of

@@ -13,10 +13,10 @@
 namespace attn::cpu::ATTN_ISA {
 
 // 24 sums of 32 registers, 12 of 16.
-inline constexpr int kProductRows = ATTN_VECTOR_BYTES == 64 ? 8 : 4;
+inline constexpr int kProductRows = kManyRegisters ? 8 : 4;
 inline constexpr int kProductVectors = 3;
 inline constexpr int kProductColumns = kProductVectors * kLanes;
-static_assert(kLanes % kProductRows == 0);
+static_assert(kLanes % kProductRows == 0 || kProductRows % kLanes == 0);
 
 // What a 32-bit lane of a packed panel holds: an f32, or the bf16 of two neighbouring steps.
 struct F32Words {
@@ -41,6 +41,12 @@ struct F32Words {
   }
   ATTN_INLINE F broadcast(const float* a) { return set1(*a); }
   ATTN_INLINE F multiply_add(F a, F b, F sum) { return fma(a, b, sum); }
+#if defined(__aarch64__)
+  template <int kLane>
+  ATTN_INLINE F multiply_add_element(F a, F b, F sum) {
+    return fma_element<kLane>(a, b, sum);
+  }
+#endif
 };
 
 // Half a vector, which holds the lanes of a panel that is narrower than a vector.
@@ -140,11 +146,24 @@ ATTN_INLINE void multiply_vectors(const float* a, const float* b, int words, boo
     F x[kVectors];
 #pragma GCC unroll 3
     for (int v = 0; v < kVectors; ++v) x[v] = load(b + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kProductRows; ++r) {
-      const F y = Words::broadcast(a + r);
+    if constexpr (kByElement) {
+      F y[kProductRows / kLanes];
+#pragma GCC unroll 2
+      for (int i = 0; i < kProductRows / kLanes; ++i) y[i] = load(a + i * kLanes);
+      for_each_number<kProductRows>([&]<int kRow>() __attribute__((always_inline)) {
 #pragma GCC unroll 3
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = Words::multiply_add(y, x[v], acc[r][v]);
+        for (int v = 0; v < kVectors; ++v) {
+          acc[kRow][v] = Words::template multiply_add_element<kRow % kLanes>(y[kRow / kLanes], x[v],
+                                                                             acc[kRow][v]);
+        }
+      });
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < kProductRows; ++r) {
+        const F y = Words::broadcast(a + r);
+#pragma GCC unroll 3
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = Words::multiply_add(y, x[v], acc[r][v]);
+      }
     }
   }
 #pragma GCC unroll 8

@@ -1,4 +1,4 @@
-// The verbs of matrix products on VDPBF16PS: those of f32, on pairs.
+// The verbs of matrix products on VDPBF16PS and BFDOT: those of f32, on pairs.
 #pragma once
 
 #include "cpu/kernels/bf16.hpp"
@@ -31,6 +31,12 @@ struct Bf16Pairs {
   ATTN_INLINE F multiply_add(F a, F b, F sum) {
     return dot_pairs(bit_cast<U>(a), bit_cast<U>(b), sum);
   }
+#if defined(__aarch64__)
+  template <int kLane>
+  ATTN_INLINE F multiply_add_element(F a, F b, F sum) {
+    return dot_pair<kLane>(bit_cast<U>(a), bit_cast<U>(b), sum);
+  }
+#endif
 };
 
 static constexpr ProductVerbs product_bf16() { return product_of<Bf16Pairs>(); }

@@ -119,7 +119,7 @@ template <int kGroup, class Words>
 ATTN_INLINE void multiply_columns(const RowGroup<kGroup>& a, const OperandBlock& b, bool add,
                                   float* c, int ld) {
   // Sixteen sums of 32 registers, eight of 16.
-  constexpr int kSums = ATTN_VECTOR_BYTES == 64 ? 16 : 8;
+  constexpr int kSums = kManyRegisters ? 16 : 8;
   constexpr int kVectors = kGroup == 1 ? 8 : kSums / kGroup;
   const int words = (b.depth + Words::kSteps - 1) / Words::kSteps;
   const int strip = strip_words<kGroup>(Words::bytes(b));
@@ -137,10 +137,10 @@ ATTN_INLINE void multiply_columns(const RowGroup<kGroup>& a, const OperandBlock&
 }
 
 // c[row][column] <- (add ? c : 0) + the sums of the lanes of acc[column][row], of so many of them.
-template <int kGroup>
-ATTN_INLINE void store_sums(F (&acc)[kLanes], int rows, int columns, bool add, float* c, int ld) {
-  float sums[kLanes];
-  store(sums, reduce_all(acc));
+template <int kGroup, int kCount>
+ATTN_INLINE void store_sums(F (&acc)[kCount], int rows, int columns, bool add, float* c, int ld) {
+  float sums[kCount];
+  store_reduced(acc, sums);
   for (int r = 0; r < rows; ++r) {
     for (int j = 0; j < columns; ++j) {
       float* at = c + std::ptrdiff_t{r} * ld + j;
@@ -149,12 +149,13 @@ ATTN_INLINE void store_sums(F (&acc)[kLanes], int rows, int columns, bool add, f
   }
 }
 
-// Steps of a column of B are neighbours in memory: kLanes sums of a few columns, each of which is
-// a vector of partial sums, are reduced together.
+// Steps of a column of B are neighbours in memory: kLanes sums of a few columns (kSumKeys of
+// decode.hpp says why more on NEON), each of which is a vector of partial sums, are reduced
+// together.
 template <int kGroup, class Words>
 ATTN_INLINE void multiply_steps(const RowGroup<kGroup>& a, const OperandBlock& b, bool add,
                                 float* c, int ld) {
-  constexpr int kColumns = kLanes / kGroup;
+  constexpr int kColumns = kSumKeys<kGroup>;
   const std::ptrdiff_t bytes = Words::bytes(b), stride = b.lane_stride * bytes;
   const auto wanted = static_cast<int>(kBytesAhead / kColumns / bytes);
   const int steps_ahead = wanted < b.depth ? wanted : b.depth;
@@ -167,7 +168,7 @@ ATTN_INLINE void multiply_steps(const RowGroup<kGroup>& a, const OperandBlock& b
     }
     // Asked for ahead: further down these columns, and then from the top of the next ones.
     const bool next = lane + 2 * kColumns <= b.lanes;
-    F acc[kLanes] = {};  // [column][row]
+    F acc[kColumns * kGroup] = {};  // [column][row]
     for (int word = 0; word < words; word += kLanes) {
       const int step = word * Words::kSteps;
       std::ptrdiff_t ahead = step + steps_ahead;

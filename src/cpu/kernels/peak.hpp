@@ -10,6 +10,8 @@
 #define ATTN_OPAQUE(vector) asm volatile("" : "+v"(vector))
 #elif defined(__x86_64__)
 #define ATTN_OPAQUE(vector) asm volatile("" : "+x"(vector))
+#elif defined(__aarch64__)
+#define ATTN_OPAQUE(vector) asm volatile("" : "+w"(vector))
 #else
 #define ATTN_OPAQUE(vector) asm volatile("" : "+m"(vector))
 #endif
@@ -27,7 +29,7 @@ static double seconds_now() {
 // process does not lower the ceiling.
 template <class Step>
 ATTN_INLINE double run_peak(double seconds, double flops_per_step, const Step& step) {
-  constexpr int kChains = ATTN_VECTOR_BYTES == 64 ? 16 : 12;
+  constexpr int kChains = kManyRegisters ? 16 : 12;
   constexpr int kSteps = 20000;
   F acc[kChains] = {};
   double best = 1e30;

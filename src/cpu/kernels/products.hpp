@@ -1,7 +1,8 @@
 // The three matrix products of attention. Each is a register tile of keys x vectors accumulators:
 // one broadcast feeds as many multiply-adds as there are vectors, one vector load as many as there
-// are keys. An Operand says what a 32-bit word of a tile holds: F32Operand below, or Bf16Operand
-// (bf16.hpp).
+// are keys. With kByElement a load of a row brings the broadcasts of four steps, or of four rows of
+// accumulators. An Operand says what a 32-bit word of a tile holds: F32Operand below, or
+// Bf16Operand (bf16.hpp).
 #pragma once
 
 #include "cpu/kernels/vec.hpp"
@@ -15,6 +16,12 @@ struct F32Operand {
   typedef F Words;                 // as many as a vector has lanes
   static constexpr int kStep = 1;  // elements of the summed dimension in a word
   ATTN_INLINE F multiply_add(F x, F y, F sum) { return fma(x, y, sum); }
+#if defined(__aarch64__)
+  template <int kLane>
+  ATTN_INLINE F multiply_add_element(F x, F y, F sum) {
+    return fma_element<kLane>(x, y, sum);
+  }
+#endif
 };
 
 // body.template operator()<kCount>(first) over [0, n) in steps of kStep; the rest in one
@@ -56,7 +63,7 @@ template <int kTiles>
 inline constexpr int kProductKeys = kTiles == 1 ? kRegisterKeys : 6;
 
 // Steps of the summed dimension in an iteration: with fewer than 32 registers GCC spills from 2 on.
-inline constexpr int kStepsAtOnce = ATTN_VECTOR_BYTES == 64 ? 2 : 1;
+inline constexpr int kStepsAtOnce = kManyRegisters ? 2 : 1;
 
 template <class Operand, int kTiles>
 ATTN_INLINE void scores_tiles(const ScoreTile* tile, const typename Operand::Word* k, int keys,
@@ -76,8 +83,27 @@ ATTN_INLINE void scores_tiles(const ScoreTile* tile, const typename Operand::Wor
       keys, [&]<int kCount>(int key) __attribute__((always_inline)) {
         const typename Operand::Word* rows = k + key * ld;
         F acc[kCount][kWidth] = {};
+        int d = 0;
+        if constexpr (kByElement) {
+          for (; d + kLanes <= steps; d += kLanes) {
+            typename Operand::Words x[kCount];
+#pragma GCC unroll 8
+            for (int r = 0; r < kCount; ++r) x[r] = load(rows + r * ld + d);
+            for_each_number<kLanes>([&]<int kLane>() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+              for (int v = 0; v < kWidth; ++v) {
+                const typename Operand::Words b =
+                    load(q[v / kVectors] + (d + kLane) * kRows + v % kVectors * kLanes);
+#pragma GCC unroll 8
+                for (int r = 0; r < kCount; ++r) {
+                  acc[r][v] = Operand::template multiply_add_element<kLane>(x[r], b, acc[r][v]);
+                }
+              }
+            });
+          }
+        }
 #pragma GCC unroll kStepsAtOnce
-        for (int d = 0; d < steps; ++d) {
+        for (; d < steps; ++d) {
           typename Operand::Words b[kWidth];
 #pragma GCC unroll 4
           for (int v = 0; v < kWidth; ++v) {
@@ -96,7 +122,7 @@ ATTN_INLINE void scores_tiles(const ScoreTile* tile, const typename Operand::Wor
         for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
           for (int v = 0; v < kWidth; ++v) {
-            row_max[v] = max(row_max[v], acc[r][v]);
+            row_max[v] = max_score(row_max[v], acc[r][v]);
             store(s[v / kVectors] + (key + r) * kRows + v % kVectors * kLanes, acc[r][v]);
           }
         }
@@ -145,12 +171,25 @@ ATTN_INLINE void accumulate_tiles(const OutputTile* tile, const typename Operand
           for (int i = 0; i < kWidth; ++i) {
             b[i] = load(weights[i / kVectors] + j * kRows + i % kVectors * kLanes);
           }
-#pragma GCC unroll 8
-          for (int r = 0; r < kCount; ++r) {
-            const typename Operand::Words x = set1(column[j * ld + r]);
+          if constexpr (kByElement) {
+            typename Operand::Words x[(kCount + kLanes - 1) / kLanes];  // within ld elements
+#pragma GCC unroll 2
+            for (int at = 0; at < kCount; at += kLanes) x[at / kLanes] = load(column + j * ld + at);
+            for_each_number<kCount>([&]<int kRow>() __attribute__((always_inline)) {
 #pragma GCC unroll 4
-            for (int i = 0; i < kWidth; ++i) {
-              acc[r][i] = Operand::multiply_add(x, b[i], acc[r][i]);
+              for (int i = 0; i < kWidth; ++i) {
+                acc[kRow][i] = Operand::template multiply_add_element<kRow % kLanes>(
+                    x[kRow / kLanes], b[i], acc[kRow][i]);
+              }
+            });
+          } else {
+#pragma GCC unroll 8
+            for (int r = 0; r < kCount; ++r) {
+              const typename Operand::Words x = set1(column[j * ld + r]);
+#pragma GCC unroll 4
+              for (int i = 0; i < kWidth; ++i) {
+                acc[r][i] = Operand::multiply_add(x, b[i], acc[r][i]);
+              }
             }
           }
         }
@@ -188,7 +227,25 @@ ATTN_INLINE void accumulate_rows_tile(const WeightedRows* block, int blocks, int
     const auto* t = static_cast<const typename Operand::Word*>(block->t) + key * kWords;
     const auto* x = static_cast<const typename Operand::Word*>(block->x) + column;
     const int steps = (block->count + Operand::kStep - 1) / Operand::kStep;
-    for (int i = 0; i < steps; ++i) {
+    int i = 0;
+    if constexpr (kByElement) {
+      for (; i + kLanes <= steps; i += kLanes) {
+        typename Operand::Words w[kCount];
+#pragma GCC unroll 8
+        for (int r = 0; r < kCount; ++r) w[r] = load(t + r * kWords + i);
+        for_each_number<kLanes>([&]<int kLane>() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+          for (int c = 0; c < kColumns; ++c) {
+            const typename Operand::Words b = load(x + (i + kLane) * ld + c * kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < kCount; ++r) {
+              acc[r][c] = Operand::template multiply_add_element<kLane>(w[r], b, acc[r][c]);
+            }
+          }
+        });
+      }
+    }
+    for (; i < steps; ++i) {
       typename Operand::Words b[kColumns];
 #pragma GCC unroll 4
       for (int c = 0; c < kColumns; ++c) b[c] = load(x + i * ld + c * kLanes);

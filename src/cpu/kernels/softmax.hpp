@@ -18,10 +18,12 @@ static inline void row_max(const float* s, int keys, float* out) {
     int j = 0;
     for (; j + kUnroll <= keys; j += kUnroll) {
 #pragma GCC unroll 4
-      for (int u = 0; u < kUnroll; ++u) m[u] = max(m[u], load(s + (j + u) * kRows + v * kLanes));
+      for (int u = 0; u < kUnroll; ++u) {
+        m[u] = max_score(m[u], load(s + (j + u) * kRows + v * kLanes));
+      }
     }
-    for (; j < keys; ++j) m[0] = max(m[0], load(s + j * kRows + v * kLanes));
-    store(out + v * kLanes, max(max(m[0], m[1]), max(m[2], m[3])));
+    for (; j < keys; ++j) m[0] = max_score(m[0], load(s + j * kRows + v * kLanes));
+    store(out + v * kLanes, max_score(max_score(m[0], m[1]), max_score(m[2], m[3])));
   }
 }
 
@@ -40,9 +42,9 @@ ATTN_INLINE F keep_lanes(std::uint32_t bits, F x) {
 ATTN_INLINE F new_maximum(const float* row_max, float c, float* m, float* alpha) {
   const F before = load(m);
   // A row without visible keys so far stays at -FLT_MAX, where 2^(-inf - m) is 0 and never NaN.
-  const F after = max(load(row_max), before);
+  const F after = max_score(load(row_max), before);
   // The floor keeps -FLT_MAX times c from overflowing.
-  store(alpha, exp2(max(set1(-1e30f), before - after) * set1(c)));
+  store(alpha, exp2(at_least(set1(-1e30f), before - after) * set1(c)));
   store(m, after);
   return after;
 }

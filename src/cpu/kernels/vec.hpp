@@ -26,14 +26,32 @@ inline constexpr int kLanes = ATTN_VECTOR_BYTES / 4;
 // Vectors in a Q block: with 8 keys at a time a score tile of one block holds 16 accumulators,
 // enough to hide an FMA latency of 4 on two pipes (8) and few enough for GCC to keep all of them,
 // the loads and the broadcast in 32 registers. AVX2 has 16 registers: 6 x 2 accumulators, 2 loads
-// and 1 broadcast. AArch64 has 32 of 16 bytes.
+// and 1 broadcast. AArch64 has 32: 16 accumulators, 8 vectors of elements and the loads.
 inline constexpr int kVectors = 2;
 inline constexpr int kRows = kVectors * kLanes;  // rows of a Q block
 #if ATTN_VECTOR_BYTES == 64 || defined(__aarch64__)
+inline constexpr bool kManyRegisters = true;  // 32 vector registers, else 16
 inline constexpr int kRegisterKeys = 8;
 #else
+inline constexpr bool kManyRegisters = false;
 inline constexpr int kRegisterKeys = ATTN_VECTOR_BYTES == 32 ? 6 : 4;
 #endif
+// NEON multiplies a vector by an element of another: a load brings kLanes numbers, where a
+// broadcast of each would be a load of its own.
+#if defined(__aarch64__)
+inline constexpr bool kByElement = true;
+#else
+inline constexpr bool kByElement = false;
+#endif
+
+// Runs body<i>() for i in [kFirst, kCount): an element's number is part of an instruction.
+template <int kCount, int kFirst = 0, class Body>
+ATTN_INLINE void for_each_number(const Body& body) {
+  if constexpr (kFirst < kCount) {
+    body.template operator()<kFirst>();
+    for_each_number<kCount, kFirst + 1>(body);
+  }
+}
 
 typedef float F __attribute__((vector_size(ATTN_VECTOR_BYTES)));
 typedef std::int32_t I __attribute__((vector_size(ATTN_VECTOR_BYTES)));
@@ -105,6 +123,33 @@ ATTN_INLINE F min(F a, F b) {
 #endif
 }
 
+// max(floor, x) and min(ceiling, x) for bounds that are numbers; NaN stays. On NEON they are one
+// instruction, where max() and min() are a comparison and a selection.
+ATTN_INLINE F at_least(F floor, F x) {
+#if defined(__aarch64__)
+  return vmaxq_f32(floor, x);
+#else
+  return max(floor, x);
+#endif
+}
+ATTN_INLINE F at_most(F ceiling, F x) {
+#if defined(__aarch64__)
+  return vminq_f32(ceiling, x);
+#else
+  return min(ceiling, x);
+#endif
+}
+
+// The larger; of a number and a NaN either. That is enough for the maximum of a row of scores: a
+// NaN among them makes the row NaN whatever the maximum.
+ATTN_INLINE F max_score(F a, F b) {
+#if defined(__aarch64__)
+  return vmaxnmq_f32(a, b);
+#else
+  return max(a, b);
+#endif
+}
+
 // a * b + c, rounded once where the instruction set has it.
 ATTN_INLINE F fma(F a, F b, F c) {
 #if ATTN_VECTOR_BYTES == 64
@@ -117,6 +162,14 @@ ATTN_INLINE F fma(F a, F b, F c) {
   return a * b + c;
 #endif
 }
+
+#if defined(__aarch64__)
+// Element kLane of a, times b, plus c.
+template <int kLane>
+ATTN_INLINE F fma_element(F a, F b, F c) {
+  return vfmaq_laneq_f32(c, b, a, kLane);
+}
+#endif
 
 ATTN_INLINE F round_to_nearest(F x) {
 #if ATTN_VECTOR_BYTES == 64
@@ -143,12 +196,20 @@ ATTN_INLINE F exp2_fraction(F f) {
   return fma(p, f, set1(1.0f));
 }
 
-// 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0.
+// 2^y for y <= 127; -inf gives 0, NaN gives NaN; results below 2^-126 may be flushed to 0 or be too
+// small.
 ATTN_INLINE F exp2(F y) {
 #if ATTN_VECTOR_BYTES == 64
   y = max(set1(-1000.0f), y);  // -inf less -inf would be an invalid operation
   const F n = round_to_nearest(y);
   return _mm512_scalef_ps(exp2_fraction(y - n), n);
+#elif defined(__aarch64__)
+  // At -127 the polynomial is 1, and adding -127 to its exponent field leaves 0. A NaN goes through
+  // all steps, and its n is 0 as an integer.
+  const F bounded = at_least(set1(-127.0f), y);
+  const F n = round_to_nearest(bounded);
+  const F p = exp2_fraction(bounded - n);
+  return bit_cast<F>(bit_cast<U>(p) + (bit_cast<U>(to_int(n)) << 23));
 #else
   const F floor = set1(-126.0f);
   const F clamped = select(y < floor, floor, y);
@@ -165,12 +226,22 @@ ATTN_INLINE F exp2(F y) {
 // fraction of d log2(e) is taken before the product is rounded, so the relative error is 1e-7
 // whatever d: at d = -15 half a unit in the last place of the product alone would be 7e-7 of the
 // result.
+#if defined(__aarch64__)
+ATTN_INLINE F exp_of_difference(F d) {  // a NaN goes through all steps
+  const F bounded = at_most(F{}, at_least(set1(-87.3f), d));
+  const F n = round_to_nearest(bounded * 1.44269504f);
+  const F f = fma(bounded, set1(1.925963033e-8f), fma(bounded, set1(1.44269504f), -n));
+  const F scaled = bit_cast<F>(bit_cast<U>(exp2_fraction(f)) + (bit_cast<U>(to_int(n)) << 23));
+  return select(d < -87.3f, F{}, scaled);
+}
+#else
 ATTN_INLINE F exp_of_difference(F d) {
   d = min(F{}, max(set1(-700.0f), d));
 #if ATTN_VECTOR_BYTES == 16  // no FMA: n ln 2 is subtracted in two parts, as exp() does
   const F n = round_to_nearest(max(set1(-126.0f), d * 1.44269504f));
   const F f = ((d - n * 0.693359375f) + n * 2.12194440e-4f) * 1.44269504f;
-#else  // log2(e) = 1.44269502 + 1.925963e-8
+#else
+  // log2(e) = 1.44269502 + 1.925963e-8
 #if ATTN_VECTOR_BYTES == 64
   const F n = round_to_nearest(d * 1.44269504f);
 #else
@@ -185,6 +256,7 @@ ATTN_INLINE F exp_of_difference(F d) {
   return select(d < -87.3f, F{}, select(d == d, scaled, d));
 #endif
 }
+#endif
 
 #if ATTN_VECTOR_BYTES == 64
 // exp2_fraction() for f in [0, 1): relative error 2.1e-9.

@@ -66,10 +66,11 @@ bool multiplies_tiles(const MatmulProblem& p, Rung rung, InstructionSet isa) {
          (rung == Rung::few_rows && takes_amx(p, isa) && rows_of(p) > kFewestOfTiles);
 }
 
-// Whether bf16 can be multiplied by VDPBF16PS.
+// Whether bf16 can be multiplied by VDPBF16PS or BFDOT.
 bool may_multiply_pairs(const MatmulProblem& p, Rung rung, InstructionSet isa) {
   return p.dtype == DType::bf16 && p.format_b == BlockFormat::none &&
-         isa == InstructionSet::avx512_bf16 && (rung == Rung::packed || rung == Rung::few_rows);
+         (isa == InstructionSet::avx512_bf16 || isa == InstructionSet::neon_bf16) &&
+         (rung == Rung::packed || rung == Rung::few_rows);
 }
 
 const TileOps& ops_of(const MatmulPlan& plan) { return tile_ops(plan.isa, plan.compute); }
