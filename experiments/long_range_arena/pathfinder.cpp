@@ -2,16 +2,21 @@
 // ones, and two discs. Class 1: both discs are at the ends of one curve.
 //
 //   c++ -O3 -std=c++20 pathfinder.cpp -o pathfinder
-//   ./pathfinder OUT COUNT SEED SIZE [DASHES]        SIZE 32, 64, 128 or 256; DASHES of a curve: 14
+//   ./pathfinder OUT COUNT SEED SIZE [DASHES [even]]
 //
-// OUT.images has SIZE x SIZE bytes for each image, OUT.labels a byte. A curve grows dash by dash:
-// the next begins a gap behind the end of the last one and turns by an angle that is drawn by
-// cos(continuity * angle)^2, so that curves are smooth, three times at most until it touches
-// nothing; where it does touch, up to four dashes of both curves are taken back. Curves start
-// `seeds` pixels from each other, so that where the discs are hardly tells the class: of class 0
-// one is at the start of one curve, the other at the end of the other. 14 dashes is the hard level
-// of Long Range Arena; 6 and 9 are the easier ones.
+// SIZE is 32, 64, 128 or 256, DASHES of a curve are 14 unless said. OUT.images has SIZE x SIZE
+// bytes for each image, OUT.labels a byte, OUT.discs four floats: x and y of both discs in pixels.
+//
+// A curve grows dash by dash: the next begins a gap behind the end of the last one and turns by an
+// angle that is drawn by cos(continuity * angle)^2, so that curves are smooth, three times at most
+// until it touches nothing; where it does touch, up to four dashes of both curves are taken back.
+// 14 dashes is the hard level of Long Range Arena; 6 and 9 are the easier ones. Curves start
+// `seeds` pixels from each other: of class 0 one disc is at the start of one curve, the other at
+// the end of the other. So how far the discs are from each other tells something of the class. Of
+// `even` images it tells nothing: there are as many of both classes at each distance, in 64ths of
+// the size.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -21,6 +26,8 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -69,13 +76,53 @@ double distance(Point p, Point a, Point b) {
   return std::hypot(p.x - a.x - t * dx, p.y - a.y - t * dy);
 }
 
+struct Made {
+  int label;                         // 0 or 1
+  std::vector<std::uint8_t> pixels;  // [size][size]
+  std::array<Point, 2> discs;
+
+  // In 64ths of the image's size.
+  [[nodiscard]] std::size_t distance_of_discs(int size) const {
+    const double apart = std::hypot(discs[0].x - discs[1].x, discs[0].y - discs[1].y);
+    return std::min<std::size_t>(63, static_cast<std::size_t>(64 * apart / size));
+  }
+};
+
+class Files {
+ public:
+  explicit Files(const std::string& out)
+      : images_(out + ".images", std::ios::binary),
+        labels_(out + ".labels", std::ios::binary),
+        discs_(out + ".discs", std::ios::binary) {}
+
+  void write(const Made& made) {
+    images_.write(reinterpret_cast<const char*>(made.pixels.data()),
+                  static_cast<std::streamsize>(made.pixels.size()));
+    labels_.put(static_cast<char>(made.label));
+    for (const Point disc : made.discs) {
+      const std::array<float, 2> xy{static_cast<float>(disc.x), static_cast<float>(disc.y)};
+      discs_.write(reinterpret_cast<const char*>(xy.data()), sizeof xy);
+    }
+  }
+
+  // Whether all was written.
+  bool close() {
+    images_.close();
+    labels_.close();
+    discs_.close();
+    return images_ && labels_ && discs_;
+  }
+
+ private:
+  std::ofstream images_, labels_, discs_;
+};
+
 class Image {
  public:
   Image(const Setting& setting, int dashes, Random& random)
       : setting_(setting), dashes_(dashes), random_(random) {}
 
-  // [size][size]; label is 0 or 1.
-  std::vector<std::uint8_t> make(int label) {
+  Made make(int label) {
     while (true) {
       taken_.assign(static_cast<std::size_t>(setting_.size * setting_.size), 0);
       drawn_.clear();
@@ -214,7 +261,7 @@ class Image {
     return true;
   }
 
-  std::vector<std::uint8_t> draw(int label) {
+  Made draw(int label) {
     std::vector<std::uint8_t> pixels(taken_.size(), 0);
     const auto ink = [&](std::size_t i, double covered) {
       const auto value =
@@ -236,7 +283,8 @@ class Image {
     const auto end = [&](int curve) {
       return drawn_[static_cast<std::size_t>(curve)].back().along(setting_.length);
     };
-    for (const Point centre : {start(one), end(label == 1 ? one : 1 - one)}) {
+    const std::array<Point, 2> discs{start(one), end(label == 1 ? one : 1 - one)};
+    for (const Point centre : discs) {
       for (int y = 0; y < setting_.size; ++y) {
         for (int x = 0; x < setting_.size; ++x) {
           const double d = std::hypot(x + 0.5 - centre.x, y + 0.5 - centre.y);
@@ -245,7 +293,7 @@ class Image {
         }
       }
     }
-    return pixels;
+    return {label, std::move(pixels), discs};
   }
 
   const Setting& setting_;
@@ -262,27 +310,38 @@ int main(int argc, char** argv) {
   const int size = argc >= 5 ? std::atoi(argv[4]) : 0;
   const auto* const setting = std::find_if(std::begin(kSettings), std::end(kSettings),
                                            [&](const Setting& s) { return s.size == size; });
-  if (argc < 5 || argc > 6 || setting == std::end(kSettings)) {
+  const bool is_even = argc == 7 && std::string_view(argv[6]) == "even";
+  if (argc < 5 || (argc > 6 && !is_even) || setting == std::end(kSettings)) {
     std::fprintf(stderr,
-                 "usage: pathfinder OUT COUNT SEED SIZE [DASHES]     SIZE: 32, 64, 128 or 256\n");
+                 "usage: pathfinder OUT COUNT SEED SIZE [DASHES [even]]     SIZE: 32, 64, 128 or "
+                 "256\n");
     return 2;
   }
   const std::string out = argv[1];
   Random random(std::strtoull(argv[3], nullptr, 10));
-  Image image(*setting, argc == 6 ? std::atoi(argv[5]) : 14, random);
-  std::ofstream images(out + ".images", std::ios::binary);
-  std::ofstream labels(out + ".labels", std::ios::binary);
+  Image image(*setting, argc >= 6 ? std::atoi(argv[5]) : 14, random);
+  Files files(out);
   const long count = std::atol(argv[2]);
-  for (long i = 0; i < count; ++i) {
-    const int label = random.below(2);
-    const std::vector<std::uint8_t> pixels = image.make(label);
-    images.write(reinterpret_cast<const char*>(pixels.data()),
-                 static_cast<std::streamsize>(pixels.size()));
-    labels.put(static_cast<char>(label));
+  // Of even images: those that wait for one of the other class and the same distance, by distance.
+  std::vector<std::vector<Made>> waiting(64);
+  for (long i = 0; i < count;) {
+    Made made = image.make(random.below(2));
+    if (!is_even) {
+      files.write(made);
+      ++i;
+      continue;
+    }
+    auto& alike = waiting[made.distance_of_discs(size)];
+    if (alike.empty() || alike.back().label == made.label) {
+      alike.push_back(std::move(made));
+      continue;
+    }
+    files.write(alike.back());
+    alike.pop_back();
+    if (++i < count) files.write(made);
+    ++i;
   }
-  images.close();
-  labels.close();
-  if (!images || !labels) {
+  if (!files.close()) {
     std::fprintf(stderr, "pathfinder: %s could not be written\n", out.c_str());
     return 1;
   }
