@@ -3,6 +3,7 @@
   python -m experiments list
   python -m experiments data --data DIR [--tokens N]  tokens of Python sources on this machine
   python -m experiments run NAME [--toy] [--data DIR] [--out DIR] [--minutes N] [--resume] ...
+  python -m experiments prepare NAME --data DIR       what `run NAME` would make for itself first
   python -m experiments report     makes the pictures, and the table of experiments/README.md
 
 `run NAME --help` has the options of an experiment. With --toy it takes less than a minute on two
@@ -28,7 +29,7 @@ EXPERIMENTS = {
     "attention_share": "attention of GPT-2's shape alone (FlashAttention, figure 1, right)",
     "training_throughput": "FLOP/s of training 1.3B (FlashAttention-2, table 1)",
     "bert": "a step of BERT-large, padded and packed (FlashAttention, table 1)",
-    "long_range_arena": "three tasks of Long Range Arena (FlashAttention, table 3)",
+    "long_range_arena": "the five tasks of Long Range Arena (FlashAttention, table 3)",
     "flash_decoding": "decoding end to end (Flash-Decoding, CodeLlama)",
 }
 
@@ -80,6 +81,12 @@ def run(name: str, arguments: list[str]) -> None:
         raise SystemExit(f"{name}: {failures[0]['error']}")
 
 
+def prepare(name: str, arguments: list[str]) -> None:
+    options = parser_of(name).parse_args(arguments)
+    if hasattr(module(name), "prepare"):
+        module(name).prepare(options)
+
+
 def report() -> None:
     """Pictures of all results, and the table in README.md, between its marks."""
     lines = ["| experiment | what it reproduces | result |", "|---|---|---|"]
@@ -111,6 +118,8 @@ def main() -> None:
         data.main(arguments[1:])
     elif arguments[:1] == ["run"] and len(arguments) > 1:
         run(arguments[1], arguments[2:])
+    elif arguments[:1] == ["prepare"] and len(arguments) > 1:
+        prepare(arguments[1], arguments[2:])
     elif arguments == ["report"]:
         report()
     else:

@@ -11,14 +11,16 @@ attn               attn.torch.attention
 attn_block_sparse  the same over the blocks of a butterfly (not causal)
 
 K and V may have fewer heads than Q, which each serve a group of neighbours. With lengths, int32
-[batch], keys of a sequence past its own are padding. attn also takes packed sequences: q, k and v
-[1, total, heads, head_dim] with cu_seqlens, int32 [sequences + 1], of at most `longest` rows.
+[batch], keys of a sequence past its own are padding. attn and attn_block_sparse also take packed
+sequences: q, k and v [1, total, heads, head_dim] with cu_seqlens, int32 [sequences + 1], of at most
+`longest` rows.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch._functorch.config
@@ -137,21 +139,20 @@ def attn(
     import attn.torch
 
     if cu_seqlens is not None:
-        out = attn.torch.attention(
-            q[0],
-            k[0],
-            v[0],
-            causal=causal,
-            dropout=dropout,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=longest,
-            max_seqlen_k=longest,
-        )
-        return out[None]
+        return _packed(q, k, v, cu_seqlens, longest, causal=causal, dropout=dropout)
     if lengths is not None:
         return attn.torch.attention(q, k, v, causal=causal, dropout=dropout, seqused_k=lengths)
     return attn.torch.attention(q, k, v, causal=causal, dropout=dropout)
+
+
+def _packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, **options: Any
+) -> Tensor:
+    import attn.torch
+
+    ends = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    most = {"max_seqlen_q": longest, "max_seqlen_k": longest}
+    return attn.torch.attention(q[0], k[0], v[0], **ends, **most, **options)[None]
 
 
 @functools.cache
@@ -162,13 +163,26 @@ def butterfly(n: int, device: torch.device) -> object:
     i = torch.arange(-(-n // BLOCK))
     differing = i[:, None] ^ i[None, :]
     blocks = (differing & (differing - 1)) == 0
-    return attn.block_mask(blocks.to(device), BLOCK, BLOCK)
+    # From the first query, as sequences may be shorter than the blocks reach.
+    return attn.block_mask(blocks.to(device), BLOCK, BLOCK, top_left=True)
 
 
 def block_sparse(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool = False,
+    dropout: float = 0.0,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    longest: int = 0,
 ) -> Tensor:
     import attn.torch
 
-    blocks = butterfly(q.shape[1], q.device)
-    return attn.torch.attention(q, k, v, causal=causal, dropout=dropout, mask=blocks)
+    if causal:
+        raise SystemExit("attn_block_sparse sees blocks on both sides; causal is not accepted")
+    mask = butterfly(longest or q.shape[1], q.device)
+    if cu_seqlens is not None:
+        return _packed(q, k, v, cu_seqlens, longest, mask=mask, dropout=dropout)
+    used = {} if lengths is None else {"seqused_k": lengths}
+    return attn.torch.attention(q, k, v, dropout=dropout, mask=mask, **used)

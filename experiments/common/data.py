@@ -10,6 +10,8 @@ DIR/gpt2_merges.txt.xz, and DIR/python.json. It downloads nothing.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import lzma
@@ -114,6 +116,15 @@ def prepare(folder: Path, most_tokens: int, sources: list[Path] | None = None) -
     about["seconds"] = round(time.time() - start, 1)
     write(folder / "python.json", json.dumps(about, indent=1).encode())
     return about
+
+
+@contextlib.contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """While nobody else makes what has this name in the folder; waits for who does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write(path: Path, content: bytes) -> None:

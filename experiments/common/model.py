@@ -7,6 +7,7 @@ and v as [batch, n, heads, head_dim] views of one projection.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ class Block(nn.Module):
         self.causal = config.causal
         self.dropout = config.dropout
         self.attend = attention(config.attention)
+        self.rotate: Callable[[Tensor], Tensor] | None = None  # of q and k: rotary positions
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -60,6 +62,8 @@ class Block(nn.Module):
             t.view(batch, n, self.heads, width // self.heads)
             for t in self.qkv(self.norm_1(x)).split(width, dim=2)
         )
+        if self.rotate is not None:
+            q, k = self.rotate(q), self.rotate(k)
         dropout = self.dropout if self.training else 0.0
         out = self.attend(q, k, v, causal=self.causal, dropout=dropout, **sequences)
         x = x + F.dropout(self.project(out.reshape(batch, n, width)), dropout)

@@ -60,14 +60,19 @@ def about(device: str) -> dict[str, Any]:
     }
 
 
+def cores() -> int:
+    """Of this process, which may have fewer than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def begin(options: Any, keys: Sequence[str]) -> dict[str, Any]:
     """A result without rows; with --resume the rows that options.out has, but failures."""
-    rows: dict[str, Any] = {}
     file = options.out / "result.json"
-    if options.resume and file.exists():
-        rows = {n: row for n, row in read_json(file)["rows"].items() if "error" not in row}
+    found = read_json(file) if options.resume and file.exists() else {"rows": {}}
+    rows = {n: row for n, row in found["rows"].items() if "error" not in row}
     chosen = {key: getattr(options, key) for key in keys}
-    return {"about": about(options.device), "options": chosen, "rows": rows}
+    result = {"about": about(options.device), "options": chosen, "rows": rows}
+    return result | ({"known": found["known"]} if "known" in found else {})
 
 
 def card(device: str) -> str:
