@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "training_throughput": "FLOP/s of training 1.3B (FlashAttention-2, table 1)",
     "bert": "a step of BERT-large, padded and packed (FlashAttention, table 1)",
     "long_range_arena": "the five tasks of Long Range Arena (FlashAttention, table 3)",
+    "long_documents": "documents of many labels, 512 to 16k tokens (FlashAttention, table 5)",
     "path_x": "Path-X and Path-256, 16k and 64k tokens (FlashAttention, table 6)",
     "flash_decoding": "decoding end to end (Flash-Decoding, CodeLlama)",
 }
