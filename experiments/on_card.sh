@@ -7,25 +7,30 @@
 #                     given, the library is built here
 #   --wheels FOLDER   of wheels to install first: nanobind, nanobind-backend
 #   --limit SECONDS   all ends then; 560
+#   --from FILE       a results.tar.gz that came back: what it lacks goes on, from its checkpoints where it has some
 #   PART              gpt2 gpt2_dropout attention_share training_throughput gpt2_context bert flash_decoding
-#                     long_range_arena, run in the given order
+#                     long_range_arena path_x long_documents, run in the given order; long: the last three, each for
+#                     a share of what is left. These three go on where the call stopped whose file --from names
 #
 # EXTRA in the environment has more arguments for all, as --toy.
 # PART or PART@SECONDS, after which that part ends, with what it has. A cut-off loses the measurement that runs, no other.
 set -uo pipefail
+script=$(realpath "$0")
+usage() { sed -n '2,/^set/{/^#/p}' "$script" >&2 && exit 2; }
 cd "$(dirname "$0")/.." || exit
-package='' wheels='' limit=560 given=()
+package='' wheels='' limit=560 earlier='' given=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --package) package=$(realpath "${2:?}") && shift ;;
     --wheels) wheels=${2:?} && shift ;;
     --limit) limit=${2:?} && shift ;;
-    --*) sed -n '2,15p' "$0" >&2 && exit 2 ;;
+    --from) earlier=$(realpath "${2:?}") && shift ;;
+    --*) usage ;;
     *) given+=("$1") ;;
   esac
   shift
 done
-[[ ${#given[@]} -ge 3 ]] || { sed -n '2,15p' "$0" >&2 && exit 2; }
+[[ ${#given[@]} -ge 3 ]] || usage
 mkdir -p "${given[0]}" "${given[1]}"
 data=$(realpath "${given[0]}")
 outside=$(realpath "${given[1]}")
@@ -34,13 +39,15 @@ python=${PYTHON:-python3}
 work=${WORK:-$(mktemp -d)} # stays while the machine does: kernels, compiled graphs, the build
 out=$work/results
 rm -rf "$out" && mkdir -p "$out"
+if [[ -n $earlier ]]; then tar -xzf "$earlier" -C "$work"; fi
 read -ra extra <<<"${EXTRA:-}"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
 
 # One file, of which nothing is lost where a machine gives back only a few.
 pack() { tar -czf "$outside/new.tar.gz" -C "$work" results && mv "$outside/new.tar.gz" "$outside/results.tar.gz"; }
-trap 'kill $watching 2>/dev/null; pack' EXIT
+preparing=()
+trap 'kill $watching "${preparing[@]}" 2>/dev/null; pack' EXIT
 
 # What the card did meanwhile.
 nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active,utilization.gpu \
@@ -74,7 +81,14 @@ build() {
 if [[ -n $wheels ]]; then
   "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$work/site" "$wheels"/*.whl
 fi
-if [[ ! -f $data/python_train.bin ]]; then
+# What takes a CPU a while, beside the build and what runs before it is asked for.
+for name in long_range_arena long_documents; do
+  if [[ " ${parts[*]} " =~ \ (long|$name)[\ @] && ${EXTRA:-} != *--toy* ]]; then
+    nice "$python" -m experiments prepare "$name" --data "$data" >"$out/prepare_$name.txt" 2>&1 &
+    preparing+=($!)
+  fi
+done
+if [[ " ${parts[*]} " =~ \ (gpt2|training_throughput) && ! -f $data/python_train.bin ]]; then
   "$python" -m experiments data --data "$data" --tokens "${TOKENS:-6e7}" >"$out/data.txt" 2>&1 &
   reading=$!
 fi
@@ -88,14 +102,19 @@ export PYTHONPATH=$package:$work/site LD_LIBRARY_PATH=$package:${LD_LIBRARY_PATH
 if [[ -n ${reading:-} ]]; then wait "$reading"; fi
 say "data: $(tail -n 1 "$out/data.txt" 2>/dev/null)"
 
+# Their models are small, and so are their checkpoints: a call of ten minutes after the other goes on.
+goes_on() { [[ $1 == long_range_arena || $1 == path_x || $1 == long_documents ]]; }
+
 run() { # run FOLDER NAME SECONDS ARGUMENT...: into OUT/FOLDER
   local folder=$1 name=$2 most=$3 left=$((limit - SECONDS))
   shift 3
   if ((most == 0 || most > left)); then most=$left; fi
-  if ((most <= 25)); then say "$folder: no time left" && return; fi
+  local keeps=(--no-checkpoint) ending=15
+  if goes_on "$name"; then keeps=(--resume) && ending=30; fi # they test what was learnt, after their time is over
+  if ((most <= ending + 10)); then say "$folder: no time left" && return; fi
   say "$folder: at most $most s"
   timeout --signal=INT --kill-after=5 "$most" "$python" -m experiments run "$name" --device cuda --data "$data" --out "$out/$folder" \
-    --minutes "$(awk "BEGIN { print ($most - 15) / 60 }")" --no-checkpoint "${extra[@]}" "$@" >>"$out/$folder.txt" 2>&1
+    --minutes "$(awk "BEGIN { print ($most - $ending) / 60 }")" "${keeps[@]}" "${extra[@]}" "$@" >>"$out/$folder.txt" 2>&1
   say "$folder: exit $?: $(tail -n 1 "$out/$folder.txt" | cut -c 1-200)"
   pack
 }
@@ -125,6 +144,13 @@ for part in "${parts[@]}"; do
       ;;
     gpt2_dropout) # shorter: masks differ between libraries, so that means are compared
       arguments=(--steps 100 --runs "attn,sdpa_flash,sdpa_cudnn" --dropout 0.1)
+      ;;
+    long) # in the order of worth
+      left=$((limit - SECONDS))
+      run long_range_arena long_range_arena $((left * 45 / 100))
+      run path_x path_x $((left * 35 / 100))
+      run long_documents long_documents 0
+      continue
       ;;
     *) ;;
   esac
