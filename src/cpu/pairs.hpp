@@ -40,17 +40,19 @@ struct Waves {
   std::size_t offset_of(std::int64_t pair) const { return offset[static_cast<std::size_t>(pair)]; }
 };
 
-// bytes_of(pair): size of the pair's packed data, a multiple of the alignment, or kNotPacked. A
-// pair over the budget is not packed. A wave of several pairs has at most wave_bytes.
+// Waves of the pairs from `first` on. bytes_of(pair): size of the pair's packed data, a multiple of
+// the alignment, or kNotPacked. A pair over the budget is not packed. A wave of several pairs has
+// at most wave_bytes.
 template <class BytesOf>
 Waves waves(const Attention& a, std::size_t budget, std::size_t wave_bytes, const BytesOf& bytes_of,
-            Workspace& workspace) {
+            Workspace& workspace, std::int64_t first = 0) {
   const auto pairs = static_cast<std::size_t>(pair_count(a));
   std::pmr::vector<Wave> list(&workspace);
   std::pmr::vector<std::size_t> offset(&workspace);
   list.reserve(pairs);
   offset.reserve(pairs);
-  for (std::int64_t i = 0; i < pair_count(a); ++i) {
+  offset.assign(static_cast<std::size_t>(first), kNotPacked);
+  for (std::int64_t i = first; i < pair_count(a); ++i) {
     const std::size_t wanted = bytes_of(pair_at(a, i));
     const bool packed = wanted <= budget;
     const std::size_t bytes = packed ? wanted : 0;

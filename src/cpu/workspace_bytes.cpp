@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cpu/backward/backward.hpp"
+#include "cpu/backward/flash_memory.hpp"
 #include "cpu/backward/gradient_context.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/f64/f64.hpp"
@@ -96,10 +97,10 @@ class Count {
     bytes = bytes +
             plan_.threads * (kGradientGroup * (gradient_tiles() + block) + 2 * chunk + kRounding);
     bytes = bytes + wave_lists();
-    if (p_.seqlen_k > kChunkKeys) {
-      bytes = bytes + std::min(Size(kQueryPackBudget), pairs_ * blocks_ * block);
-    }
-    return bytes + plan_.num_splits * pairs_ * blocks_ * plan_.block_q * p_.head_dim * kFloat;
+    const Size packed = p_.seqlen_k > kChunkKeys ? blocks_ * block : Size(0);
+    const Size pairs = pairs_at_once(pairs_, plan_.threads, plan_.num_splits, packed);
+    return bytes + std::min(Size(kQueryPackBudget), pairs * packed) +
+           plan_.num_splits * pairs * blocks_ * plan_.block_q * p_.head_dim * kFloat;
   }
 
  private:

@@ -7,9 +7,11 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <vector>
@@ -28,17 +30,17 @@ struct Data {
   Tensor tensor() { return attn::tensor(values.data(), {1, kLength, 1, kDim}); }
 };
 
+// Runs once to start code, then measures with an executor that keeps no memory yet. Returns MiB.
+std::int64_t peak(const std::function<void(const Context& context)>& call) {
+  call({.executor = make_thread_pool(0)});
+  const Context fresh{.executor = make_thread_pool(0)};
+  const auto bytes = command::peak_memory([&] { call(fresh); });
+  EXPECT_TRUE(bytes.has_value()) << "this kernel does not tell the peak of resident memory";
+  return bytes.value_or(0) / kMiB;
+}
+
 class Memory : public ::testing::Test {
  protected:
-  // Runs once to start code, then measures with an executor that keeps no memory yet. Returns MiB.
-  static std::int64_t measure(const std::function<void(const Context& context)>& call) {
-    call({.executor = make_thread_pool(0)});
-    const Context fresh{.executor = make_thread_pool(0)};
-    const auto bytes = command::peak_memory([&] { call(fresh); });
-    EXPECT_TRUE(bytes.has_value()) << "this kernel does not tell the peak of resident memory";
-    return bytes.value_or(0) / kMiB;
-  }
-
   Data q, k, v, o, d_o, dq, dk, dv;
   std::vector<float> lse = std::vector<float>(static_cast<std::size_t>(kLength), 0.0f);
   Inputs inputs{.q = q.tensor(), .k = k.tensor(), .v = v.tensor()};
@@ -48,7 +50,7 @@ class Memory : public ::testing::Test {
 
 TEST_F(Memory, ForwardStaysUnder64MiB) {
   const std::int64_t mib =
-      measure([&](const Context& context) { forward(problem, inputs, outputs, {}, context); });
+      peak([&](const Context& context) { forward(problem, inputs, outputs, {}, context); });
   EXPECT_LT(mib, 64);
   // The packed keys alone are 32 MiB: a measurement far below has measured something else.
   EXPECT_GT(mib, 16);
@@ -59,13 +61,66 @@ TEST_F(Memory, ForwardStaysUnder64MiB) {
 TEST_F(Memory, BackwardStaysUnder256MiB) {
   forward(problem, inputs, outputs);
   const Gradients gradients{.dq = dq.tensor(), .dk = dk.tensor(), .dv = dv.tensor()};
-  const std::int64_t mib = measure([&](const Context& context) {
+  const std::int64_t mib = peak([&](const Context& context) {
     backward(problem, inputs, outputs, d_o.tensor(), gradients, {}, context);
   });
   EXPECT_LT(mib, 256);
   EXPECT_GT(mib, 64);
   const Plan plan = make_plan(complete(problem, inputs), Phase::backward);
   EXPECT_LE(mib, plan.workspace_bytes / kMiB + 1) << to_string(plan);
+}
+
+// Two workers take sixteen heads one after the other, each in memory of its own: Q packed (4 MiB)
+// and dQ (1 MiB) of two heads, not of those that make four tasks a worker.
+TEST(MemoryOfBackward, IsThatOfTheHeadsAtWork) {
+  constexpr std::int64_t kRows = 4096, kHeads = 16;
+  std::vector<float> values(static_cast<std::size_t>(kRows * kHeads * kDim), 0.5f);
+  std::vector<float> gradient[3] = {values, values, values};
+  std::vector<float> o = values, sums(static_cast<std::size_t>(kRows * kHeads));
+  const auto of = [&](std::vector<float>& x) { return tensor(x.data(), {1, kRows, kHeads, kDim}); };
+  const Inputs inputs{.q = of(values), .k = of(values), .v = of(values)};
+  const Outputs outputs{.o = of(o), .lse = tensor(sums.data(), {1, kHeads, kRows})};
+  const Problem problem{.mask = window(255, 0)};
+  forward(problem, inputs, outputs);
+  const Gradients gradients{.dq = of(gradient[0]), .dk = of(gradient[1]), .dv = of(gradient[2])};
+  const PlanOptions options{.threads = 2};
+  const std::int64_t mib = peak([&](const Context& context) {
+    backward(problem, inputs, outputs, of(values), gradients, options, context);
+  });
+  EXPECT_LT(mib, 18);
+  EXPECT_GT(mib, 8);
+  const Plan plan = make_plan(complete(problem, inputs), Phase::backward, options);
+  EXPECT_LE(mib, plan.workspace_bytes / kMiB + 1) << to_string(plan);
+  EXPECT_LT(plan.workspace_bytes / kMiB, 20) << to_string(plan);
+}
+
+// Six heads, whose keys are cut into three ranges: one worker takes all heads whole, two take four,
+// three take three, and eight none.
+TEST(MemoryOfBackward, HasNoPartInTheBits) {
+  constexpr std::int64_t kRows = 1600, kHeads = 6, kWidth = 16;
+  std::vector<float> values(static_cast<std::size_t>(kRows * kHeads * kWidth));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = std::sin(static_cast<float>(i * i % 10007));
+  }
+  std::vector<float> o = values, sums(static_cast<std::size_t>(kRows * kHeads)), first;
+  const auto of = [&](float* x) { return tensor(x, {1, kRows, kHeads, kWidth}); };
+  const Tensor x = of(values.data());
+  const Inputs inputs{.q = x, .k = x, .v = x};
+  const Outputs outputs{.o = of(o.data()), .lse = tensor(sums.data(), {1, kHeads, kRows})};
+  const Problem problem{.mask = window(700, 0)};
+  forward(problem, inputs, outputs);
+  for (const int threads : {1, 2, 3, 8}) {
+    std::vector<float> found(3 * values.size(), std::nanf(""));
+    float* const at = found.data();
+    const auto n = static_cast<std::ptrdiff_t>(values.size());
+    const Gradients gradients{.dq = of(at), .dk = of(at + n), .dv = of(at + 2 * n)};
+    const Plan plan = make_plan(complete(problem, inputs), Phase::backward, {.threads = threads});
+    EXPECT_EQ(plan.num_splits, 3);
+    backward(problem, inputs, outputs, x, gradients, {.threads = threads},
+             {.executor = make_thread_pool(threads)});
+    if (first.empty()) first = found;
+    EXPECT_EQ(std::memcmp(first.data(), found.data(), found.size() * sizeof(float)), 0) << threads;
+  }
 }
 
 // Ends the process: with 0 where the call runs in `mib` more than the process has, address space

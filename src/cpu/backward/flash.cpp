@@ -2,7 +2,8 @@
 // head, range of keys). A task keeps a chunk of K, V, dK and dV and runs over all Q blocks;
 // dQ of a Q block is accumulated, transposed, in a workspace of its own for each range and the
 // ranges are added in order at the end. So no two tasks write to the same memory and the sums do
-// not depend on the number of threads.
+// not depend on the number of threads. Where there are many pairs (sequence, K, V head), a worker
+// takes the ranges of a pair one after the other, in memory that it uses again for its next pair.
 #include <algorithm>
 
 #include "core/ceil_div.hpp"
@@ -15,24 +16,17 @@
 namespace attn::cpu {
 namespace {
 
-// Packs every Q block of the wave that has room.
-void pack_queries(const Attention& a, const GradientContext& g, const Waves& waves,
-                  const Wave& wave, const WaveMemory& memory, const Workers& workers) {
-  const std::int64_t first = g.first_block(wave.first);
-  workers.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
-    const std::int64_t pair = g.pair_of_block(first + index);
-    const std::size_t offset = waves.offset_of(pair);
-    if (offset == kNotPacked) return;
-    const std::int64_t i = first + index - g.first_block(pair);
-    GradientBlock& block = memory.block(offset, i);
-    Carver carver(reinterpret_cast<std::byte*>(&block));
-    GradientBlock* self = nullptr;
-    carver.take(self, 1);
-    GradientBlock placed;
-    placed.carve(carver, a.dim, a.dim_v, a.ops.operand);
-    *self = placed;
-    g.load(pair, i, *self);
-  });
+// Packs Q block i of a pair, whose blocks are at `offset` of memory.packed.
+void pack_block(const Attention& a, const GradientContext& g, std::int64_t pair, std::int64_t i,
+                std::size_t offset, const WaveMemory& memory) {
+  GradientBlock& block = memory.block(offset, i);
+  Carver carver(reinterpret_cast<std::byte*>(&block));
+  GradientBlock* self = nullptr;
+  carver.take(self, 1);
+  GradientBlock placed;
+  placed.carve(carver, a.dim, a.dim_v, a.ops.operand);
+  *self = placed;
+  g.load(pair, i, *self);
 }
 
 // Bytes of `keys` packed rows of K or V, ld elements each; pairs of keys take as many.
@@ -164,16 +158,15 @@ void chunk_gradient(const ChunkPass& pass) {
   }
 }
 
-// dQ of one Q block: the ranges' sums, in order.
-void store_query_gradient(const Attention& a, const GradientContext& g, const Wave& wave,
+// dQ of one Q block: the ranges' sums, in order. `memory` is that of the Q blocks from `first` on.
+void store_query_gradient(const Attention& a, const GradientContext& g, std::int64_t first,
                           std::int64_t block, int splits, const Tensor& tensor,
                           const WaveMemory& memory) {
   const std::int64_t pair = g.pair_of_block(block);
   const auto [sequence, head_k] = pair_at(a, pair);
-  const std::int64_t in_wave = block - g.first_block(wave.first);
-  float* sum = memory.dq(0, in_wave);
+  float* sum = memory.dq(0, block - first);
   for (int split = 1; split < splits; ++split) {
-    const float* part = memory.dq(split, in_wave);
+    const float* part = memory.dq(split, block - first);
     for (std::int64_t e = 0; e < memory.block_floats; ++e) sum[e] += part[e];
   }
   const std::int64_t row0 = (block - g.first_block(pair)) * a.ops.rows;
@@ -185,16 +178,24 @@ void store_query_gradient(const Attention& a, const GradientContext& g, const Wa
                      a.scale);
 }
 
-// Bytes of packed Q blocks that a wave may have: little, but four tasks a thread, so that none
-// waits long at the end of a wave.
-template <class BytesOf>
-std::size_t wave_bytes(const Attention& a, const Workers& workers, int splits,
-                       const BytesOf& bytes_of) {
-  std::size_t largest = 0;
-  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
-    const std::size_t bytes = bytes_of(pair_at(a, pair));
-    if (bytes != kNotPacked) largest = std::max(largest, bytes);
+// A range of keys of a pair: its dQ is left in `memory`, dK and dV are stored.
+void range_gradient(const Attention& a, const GradientContext& g, const Gradients& gradients,
+                    const WaveMemory& memory, std::int64_t pair, std::size_t packed_at,
+                    std::int64_t first_in_wave, int splits, std::int64_t split, FlashScratch& s) {
+  const auto [sequence, head_k] = pair_at(a, pair);
+  std::fill_n(memory.dq(split, first_in_wave), g.blocks(pair) * memory.block_floats, 0.0f);
+  const KeyRange range = split_range(sequence.length_k, splits, split);
+  for (std::int64_t key = range.begin; key < range.end; key += kChunkKeys) {
+    const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
+    chunk_gradient({a, g, memory, pair, packed_at, first_in_wave, split, chunk, s});
+    const auto keys = static_cast<int>(chunk.end - chunk.begin);
+    g.store_key_gradients(gradients, sequence, head_k, static_cast<int>(key), keys, s.dk, s.dv);
   }
+}
+
+// Bytes of packed Q blocks that a wave may have: little, but four tasks a thread, so that none
+// waits long at the end of a wave. `largest`: those of a pair.
+std::size_t wave_bytes(const Workers& workers, int splits, std::size_t largest) {
   const std::size_t pairs =
       (4 * static_cast<std::size_t>(workers.count()) + static_cast<std::size_t>(splits) - 1) /
       static_cast<std::size_t>(splits);
@@ -222,47 +223,73 @@ void backward_flash(const Attention& a, const GradientContext& g, const Plan& pl
   GradientBlock counted;
   counted.carve(block_size, a.dim, a.dim_v, a.ops.operand);
   memory.block_bytes = block_size.used().bytes();
+  memory.block_floats = std::int64_t{a.dim} * a.ops.rows;
   const auto packed_bytes_of = [&](const Pair& pair) {
     // A single chunk of keys reads each Q block once and packs it as it goes.
     if (pair.sequence.length_k <= kChunkKeys) return kNotPacked;
     return (core::Size(core::ceil_div(a.rows(pair.sequence), a.ops.rows)) * memory.block_bytes)
         .bytes();
   };
-  const Waves all =
-      waves(a, static_cast<std::size_t>(kQueryPackBudget),
-            wave_bytes(a, workers, splits, packed_bytes_of), packed_bytes_of, workspace);
-  memory.block_floats = std::int64_t{a.dim} * a.ops.rows;
+  WaveMemory own = memory;  // of a worker with a whole pair
+  std::size_t largest = 0;  // bytes of the packed Q blocks of a pair
+  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
+    const std::size_t bytes = packed_bytes_of(pair_at(a, pair));
+    if (bytes != kNotPacked) largest = std::max(largest, bytes);
+    own.blocks = std::max(own.blocks, g.blocks(pair));
+  }
+  const std::int64_t whole = whole_pairs(pair_count(a), workers.count(), splits, largest);
+  const Waves all = waves(a, static_cast<std::size_t>(kQueryPackBudget),
+                          wave_bytes(workers, splits, largest), packed_bytes_of, workspace, whole);
   for (const Wave& wave : all.list) {
     memory.blocks = std::max(memory.blocks, g.first_block(wave.last) - g.first_block(wave.first));
   }
-  memory.packed = workspace.take(largest_wave(all), "packed Q blocks");
+  const std::int64_t owners = whole > 0 ? workers.count() : 0;
+  memory.packed = workspace.take(
+      std::max(static_cast<std::size_t>(owners) * largest, largest_wave(all)), "packed Q blocks");
   memory.dq_t = workspace.take_array<float>(
-      core::Size(splits) * memory.blocks * memory.block_floats, "dQ of the splits");
+      core::Size(splits) * std::max(owners * own.blocks, memory.blocks) * memory.block_floats,
+      "dQ of the splits");
 
+  workers.parallel_for(whole, [&](std::int64_t pair, int worker) {
+    WaveMemory of_worker = own;
+    of_worker.packed = memory.packed + static_cast<std::size_t>(worker) * largest;
+    of_worker.dq_t = memory.dq_t + worker * splits * own.blocks * memory.block_floats;
+    const bool packed = packed_bytes_of(pair_at(a, pair)) != kNotPacked;
+    const std::int64_t first = g.first_block(pair), blocks = g.blocks(pair);
+    for (std::int64_t i = 0; packed && i < blocks; ++i) pack_block(a, g, pair, i, 0, of_worker);
+    const TileState tile_state(a.ops);
+    FlashScratch s = scratch.of(worker);
+    for (int split = 0; split < splits; ++split) {
+      range_gradient(a, g, gradients, of_worker, pair, packed ? 0 : kNotPacked, 0, splits, split,
+                     s);
+    }
+    for (std::int64_t i = 0; gradients.dq.given() && i < blocks; ++i) {
+      store_query_gradient(a, g, first, first + i, splits, gradients.dq, of_worker);
+    }
+  });
   for (const Wave& wave : all.list) {
-    if (wave.bytes > 0) pack_queries(a, g, all, wave, memory, workers);
     const std::int64_t pairs = wave.last - wave.first;
     const std::int64_t first = g.first_block(wave.first);
+    const std::int64_t blocks = g.first_block(wave.last) - first;
+    if (wave.bytes > 0) {
+      workers.parallel_for(blocks, [&](std::int64_t index, int) {
+        const std::int64_t pair = g.pair_of_block(first + index);
+        const std::size_t offset = all.offset_of(pair);
+        if (offset == kNotPacked) return;
+        pack_block(a, g, pair, first + index - g.first_block(pair), offset, memory);
+      });
+    }
     // Ranges of the first keys come first: under a causal mask they are the costly ones.
     workers.parallel_for(pairs * splits, [&](std::int64_t index, int worker) {
       const std::int64_t pair = wave.first + index % pairs;
-      const std::int64_t split = index / pairs;
-      const auto [sequence, head_k] = pair_at(a, pair);
       const TileState tile_state(a.ops);
       FlashScratch s = scratch.of(worker);
-      const std::int64_t first_block = g.first_block(pair) - first;
-      std::fill_n(memory.dq(split, first_block), g.blocks(pair) * memory.block_floats, 0.0f);
-      const KeyRange range = split_range(sequence.length_k, splits, split);
-      for (std::int64_t key = range.begin; key < range.end; key += kChunkKeys) {
-        const KeyRange chunk{key, std::min<std::int64_t>(key + kChunkKeys, range.end)};
-        chunk_gradient({a, g, memory, pair, all.offset_of(pair), first_block, split, chunk, s});
-        const auto keys = static_cast<int>(chunk.end - chunk.begin);
-        g.store_key_gradients(gradients, sequence, head_k, static_cast<int>(key), keys, s.dk, s.dv);
-      }
+      range_gradient(a, g, gradients, memory, pair, all.offset_of(pair),
+                     g.first_block(pair) - first, splits, index / pairs, s);
     });
     if (!gradients.dq.given()) continue;
-    workers.parallel_for(g.first_block(wave.last) - first, [&](std::int64_t index, int) {
-      store_query_gradient(a, g, wave, first + index, splits, gradients.dq, memory);
+    workers.parallel_for(blocks, [&](std::int64_t index, int) {
+      store_query_gradient(a, g, first, first + index, splits, gradients.dq, memory);
     });
   }
 }

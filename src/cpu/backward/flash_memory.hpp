@@ -1,9 +1,12 @@
 // Memory of FlashAttention-2's backward pass (flash.cpp): of a task, and of a wave of pairs.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "core/ceil_div.hpp"
+#include "core/tensor/size.hpp"
 #include "cpu/backward/gradient_context.hpp"
 #include "cpu/budgets.hpp"
 #include "cpu/workspace.hpp"
@@ -66,5 +69,25 @@ struct WaveMemory {
                                              static_cast<std::size_t>(i) * block_bytes);
   }
 };
+
+// How many pairs workers take whole, each in memory of its own that it uses again: the first ones,
+// as many for each worker. The last, two tasks for each worker, are left to waves, where a range of
+// keys is a task, so that all workers end together. None where packed Q blocks of a pair for every
+// worker, `packed` bytes each, are past the budget.
+inline std::int64_t whole_pairs(std::int64_t pairs, std::int64_t threads, std::int64_t splits,
+                                core::Size packed) {
+  if (packed * threads > core::Size(kQueryPackBudget) || pairs < threads) return 0;
+  if (splits == 1 || threads == 1) return pairs;
+  const std::int64_t last = core::ceil_div(2 * threads, splits);
+  return std::max<std::int64_t>(0, pairs - last) / threads * threads;
+}
+
+// A bound of the pairs that have memory at once, with so many threads or fewer.
+inline core::Size pairs_at_once(core::Size pairs, std::int64_t threads, std::int64_t splits,
+                                core::Size packed) {
+  if (packed * threads > core::Size(kQueryPackBudget) || pairs < threads) return pairs;
+  if (splits == 1 || threads == 1) return threads;
+  return std::min(pairs, core::Size(threads + core::ceil_div(2 * threads, splits)));
+}
 
 }  // namespace attn::cpu
