@@ -267,3 +267,18 @@ def test_whisper_cross_attention(device):
     ids = torch.randint(1, 99, (2, 7))
     assert_same(model, input_features=features, decoder_input_ids=ids, use_cache=False)
     assert_generates_same(model, input_features=features)
+
+
+def test_a_mask_of_numbers_of_float64(device):
+    """A ready made one, in a model of float64."""
+    model = decoder("Qwen3", device).double()
+    inputs = on_device_of(model, tokens("left"))
+    seen = torch.ones(13, 13, dtype=torch.bool, device=device).tril()
+    seen = seen & inputs.pop("attention_mask").bool()[:, None, None]
+    mask = torch.zeros(seen.shape, dtype=torch.float64, device=device)
+    inputs["attention_mask"] = mask.masked_fill(~seen, torch.finfo(torch.float64).min)
+    outs = []
+    for implementation in ("sdpa", "attn"):
+        model.set_attn_implementation(implementation)
+        outs.append(model(**inputs).logits[seen.diagonal(0, 2, 3)[:, 0]])
+    torch.testing.assert_close(*outs, rtol=1e-6, atol=1e-6)

@@ -92,6 +92,35 @@ def test_scaled_dot_product_attention(seed, dtype):
     assert_as_exact(ours, exact, yardsticks)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_sdpa_rows_of_the_least_number_are_means(dtype, is_hooked):
+    """As padding on the left gives them: finfo.min is no -inf in any type, whatever it becomes."""
+    q, k, v = (torch.randn(1, 2, 6, 8, dtype=dtype) for _ in range(3))
+    mask = torch.zeros(6, 6, dtype=dtype)
+    mask[:2] = torch.finfo(dtype).min
+    mask[2, :3] = torch.finfo(dtype).min
+    mask[3] = -torch.inf
+    if is_hooked and not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
+        pytest.skip("this PyTorch has no such list")
+    if is_hooked:
+        torch.nn.attention.activate_flash_attention_impl("attn")
+        try:
+            found = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        finally:
+            torch.nn.attention.restore_flash_attention_impl()
+    else:
+        found = attn.torch.scaled_dot_product_attention(q, k, v, mask)
+    limit = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    mean = v.mean(2, keepdim=True).expand(1, 2, 2, 8)
+    torch.testing.assert_close(found[:, :, :2], mean, rtol=limit, atol=limit)
+    scores = (q @ k[:, :, 3:].mT / 8**0.5)[:, :, 2:3]
+    torch.testing.assert_close(
+        found[:, :, 2:3], torch.softmax(scores, -1) @ v[:, :, 3:], rtol=limit, atol=limit
+    )
+    assert not found[:, :, 3].any()
+
+
 def test_sdpa_rows_without_keys_are_zero():
     q, k, v = (leaf(1, 2, 6, 8) for _ in range(3))
     mask = torch.ones(6, 6, dtype=torch.bool)

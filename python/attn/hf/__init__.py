@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import torch as attn_torch
 from ..errors import InvalidArgument
+from ..torch.shapes import as_bias
 from .mask import Mask, make_mask
 from .refusals import KNOWN, refuse_unknown, refuse_weights
 from .sharded import shard
@@ -67,10 +68,11 @@ def _attention(
         if tensor.dtype == torch.bool:
             mask = tensor
         else:
+            tensor = as_bias(tensor) if tensor is attention_mask else tensor
             bias = tensor if bias is None else bias + tensor
     if indices is not None:
         none = query.new_full((scores[0], 1, *scores[2:]), -torch.inf)
-        chosen = none.scatter(3, indices.long().unsqueeze(1), 0.0)
+        chosen = as_bias(none.scatter(3, indices.long().unsqueeze(1), 0.0))
         bias = chosen if bias is None else bias + chosen
     out = attn_torch.attention(
         query.transpose(1, 2),

@@ -24,6 +24,7 @@ from ..errors import Unsupported
 from ..options import make_options
 from .ops import last_contiguous
 from .rng import draw_rng, drawn_again
+from .shapes import as_bias
 
 _Rows = tuple[Tensor, Tensor]
 
@@ -144,8 +145,7 @@ def cpu_backward(
 def _four(attn_mask: Tensor | None) -> Tensor | None:
     if attn_mask is None:
         return None
-    if attn_mask.dtype == torch.float64:  # as PyTorch makes a mask of booleans for float64
-        attn_mask = attn_mask.float()
+    attn_mask = as_bias(attn_mask)  # PyTorch makes float64 of a mask of booleans for float64
     return attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
 
 

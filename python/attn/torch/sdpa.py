@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import InvalidArgument
 from .calls import attention, check_tensor
-from .shapes import check_shapes
+from .shapes import as_bias, check_shapes
 
 
 def _heads_first(enable_gqa: bool, *several: Tensor) -> list[Tensor]:
@@ -100,7 +100,7 @@ def scaled_dot_product_attention(
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         else:
-            bias = attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
+            bias = as_bias(attn_mask)
     if query.stride(-1) != 1:
         query = query.contiguous()
     q, k, v = query, key, value

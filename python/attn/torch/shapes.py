@@ -15,6 +15,17 @@ from ..errors import InvalidArgument
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+def as_bias(mask: Tensor) -> Tensor:
+    """Numbers to add to scores in a type that the library reads: float64 becomes float32.
+
+    Finite numbers stay finite: a row of `finfo.min` alone is the mean of V, and one of -inf 0.
+    """
+    if mask.dtype != torch.float64:
+        return mask
+    most = torch.finfo(torch.float32).max
+    return torch.where(mask.isinf(), mask, mask.clamp(-most, most)).float()
+
+
 def check_shapes(
     q: Tensor,
     k: Tensor,
