@@ -90,7 +90,7 @@ def table(results: dict[str, dict[str, str]], known: list[str]) -> str:
     for name, (_, meaning) in GROUPS.items():
         members = groups[name]
         lines += ["", f"## {name}: {len(members)}", f"{meaning[0].upper()}{meaning[1:]}."]
-        lines += [] if name == "Equal" else [""]
+        lines += [""] if members and name != "Equal" else []
         if name in ("Refused", "Wrong"):
             if members:
                 lines += ["| model type | |", "|---|---|"]

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 import attention_sources  # noqa: E402
 import toy_models  # noqa: E402
+import toy_special  # noqa: E402
 
 PAGE = (Path(__file__).parents[2] / "docs/transformers.md").read_text()
 
@@ -35,14 +36,20 @@ def test_what_calls_attention_and_what_is_left_out():
     assert attention_sources.likeness("mixtral", ["gpt2"]) is None
 
 
+def test_special_models_are_of_types_that_there_are():
+    named_here = {*toy_special.CONFIGURATIONS, *toy_special.CLASSES, *toy_special.INPUTS}
+    assert named_here <= set(toy_models.kinds())
+
+
 def test_the_page_says_what_the_sources_say():
     if f"transformers {transformers.__version__}," not in PAGE:
         pytest.skip(f"transformers is {transformers.__version__}, of which the page says nothing")
     alike, without, left = map(named, ("Alike", "Without a call", "Not compared"))
+    assert not left
     others = named("Without attention by attn") | named("Not taken by transformers")
-    apart = {**alike, **without, **left, **others}
+    apart = {**alike, **without, **others}
     compared = sorted(set(toy_models.kinds()) - set(apart))
-    for kind in (*alike, *without, *left):
+    for kind in (*alike, *without):
         said = "calls no attention function" if kind in without else None
         said = f"as {alike[kind]}" if kind in alike else said
         assert attention_sources.likeness(kind, compared) == said, kind

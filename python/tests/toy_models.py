@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from transformers.models.auto import configuration_auto, modeling_auto
+
+import toy_special
 
 VOCABULARY = 99
 DEPTH = r"(.*_)?(num_|n_)?(hidden_)?(layers?|blocks|depth)(_num)?|num_(en|de)coder_layers"
@@ -69,6 +73,7 @@ MORE: dict[str, dict[str, Any]] = {
     "granite_speech5_encoder": {"context_size": 32},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mistral4": {"head_dim": 32},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 7},
     "recurrent_gemma": {"num_hidden_layers": 3},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "exaone4_5_vision": {"window_size": 32},
@@ -173,6 +178,9 @@ def shrunk(given: dict[str, Any], *, deep: bool = False, whole: bool = False) ->
 
 def configuration(kind: str, **more: Any) -> Any:
     """The default configuration of a model type, shrunk; as deep as it was if that is refused."""
+    if kind in toy_special.CONFIGURATIONS:
+        given = copy.deepcopy(toy_special.CONFIGURATIONS[kind])
+        return configuration_auto.CONFIG_MAPPING[kind](**given)
     try:
         return _configuration(kind, deep=False, more=more)
     except Exception:
@@ -246,6 +254,8 @@ def class_of(config: Any) -> type | None:
 
 def classes_of(config: Any) -> list[type]:
     """The models of a configuration: those with a head that generates first."""
+    if config.model_type in toy_special.CLASSES:
+        return [getattr(transformers, toy_special.CLASSES[config.model_type])]
     every: list[type] = []
     for task in TASKS:
         if task == "CAUSAL_LM" and not hasattr(config, "vocab_size"):
@@ -294,6 +304,12 @@ def images_of(config: Any) -> dict[str, torch.Tensor]:
 
 def inputs_of(model: Any, config: Any, padded: bool) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
+    if config.model_type in toy_special.INPUTS:
+        made = toy_special.INPUTS[config.model_type](model, config)
+        for name, tensor in made.items():
+            if padded and name.endswith("attention_mask") and isinstance(tensor, torch.Tensor):
+                tensor[1, :4] = 0
+        return made
     wanted = inspect.signature(model.forward).parameters
     text = _texts(config)[-1]
     made: dict[str, torch.Tensor] = {}
