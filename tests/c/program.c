@@ -13,7 +13,7 @@ _Static_assert(sizeof(void*) != 8 || sizeof(attn_executor_functions) == 32, "fun
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_context) == 56, "attn_context");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_machine) == 120, "attn_machine");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_inputs) == 160, "attn_inputs");
-_Static_assert(sizeof(void*) != 8 || sizeof(attn_outputs) == 24, "attn_outputs");
+_Static_assert(sizeof(void*) != 8 || sizeof(attn_outputs) == 32, "attn_outputs");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_gradients) == 56, "attn_gradients");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_options) == 56, "attn_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_plan_info) == 152, "attn_plan_info");

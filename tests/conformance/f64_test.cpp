@@ -108,6 +108,34 @@ TEST(F64Plan, IsRefusedWhereItWasChanged) {
   EXPECT_EQ(data.damage(), "");
 }
 
+// 1e20 less, five keys have one score, of which each has a fifth of the row; a sink as far has a
+// part too. LSE is -1e20, whether of one key or of five.
+TEST(F64, GradientsOfFarRowsAreThoseOfTheirMean) {
+  for (const bool sink : {false, true}) {
+    CaseData data(parse_case(std::string("b1_sq2_sk5_h1_d4_score(score-1e20)") +
+                             (sink ? "_sink_f64" : "_f64")),
+                  kSeed);
+    if (sink) store_element(data.inputs.sink, 0, -1e20F);
+    data.poison();
+    forward(data.problem, data.inputs, data.outputs, {.backend = Backend::cpu});
+    backward(data.problem, data.inputs, data.outputs, data.d_outputs(), data.gradients,
+             {.backend = Backend::cpu});
+    const double p = sink ? 1.0 / 6 : 1.0 / 5;
+    for (std::int64_t key = 0; key < 5; ++key) {
+      for (std::int64_t c = 0; c < 4; ++c) {
+        const double of_both = load_element(data.d_o, c) + load_element(data.d_o, 4 + c);
+        EXPECT_NEAR(load_element(data.gradients.dv, 4 * key + c), p * of_both, 1e-15) << sink;
+      }
+    }
+    if (!sink) continue;
+    double delta = 0;  // of both rows
+    for (std::int64_t i = 0; i < 8; ++i) {
+      delta += load_element(data.d_o, i) * load_element(data.outputs.o, i);
+    }
+    EXPECT_NEAR(load_element(data.gradients.dsink, 0), -p * delta, 1e-6);
+  }
+}
+
 // The first query of a causal call with more queries than keys sees none.
 TEST(F64, SinkAloneIsLseWhateverItIs) {
   CaseData data(parse_case("b1_sq9_sk4_h1_d4_causal_sink_f64"), kSeed);

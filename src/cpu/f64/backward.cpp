@@ -202,7 +202,9 @@ void backward_sink(const Attention& a, const GradientTiles& g, const Tensor& d_s
     for (const core::Sequence& sequence : a.sequences) {
       const std::int64_t pair = sequence.batch * a.problem.heads_k + head / a.group;
       for (std::int64_t row = head % a.group; row < g.rows(pair); row += a.group) {
-        sum -= std::exp(double{sink[head]} - g.lse(pair)[row]) * g.delta(pair)[row];
+        const double* const weight = g.weight(pair);
+        const double p = std::exp(double{sink[head]} - g.lse(pair)[row]);
+        sum -= p * (weight == nullptr ? 1 : weight[row]) * g.delta(pair)[row];
       }
     }
     const auto size = static_cast<std::int64_t>(size_of(d_sink.dtype));

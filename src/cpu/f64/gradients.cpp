@@ -1,9 +1,38 @@
 #include "cpu/f64/gradients.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <limits>
 
 namespace attn::cpu::f64 {
+namespace {
+
+// As of float and of the reference: P is off by |LSE| 2^-53 before.
+constexpr double kFarLse = 0x1p20;
+bool is_far(double lse) { return std::abs(lse) >= kFarLse && std::isfinite(lse); }
+
+// Memory of a worker that adds up P of a block of rows.
+struct SumScratch {
+  int dim = 0, dim_v = 0;
+  Tile tile;
+  GradientRows* rows = nullptr;
+  Keys* keys = nullptr;
+
+  void carve(Carver& c) {
+    tile.carve(c);
+    c.take(rows, 1);
+    c.take(keys, 1);
+    GradientRows counted_rows;
+    (rows == nullptr ? counted_rows : *rows).carve(c, dim, dim_v);
+    Keys counted;
+    Keys& placed = keys == nullptr ? counted : *keys;
+    placed = {};
+    c.take(placed.k_t, static_cast<std::size_t>(dim) * kTileLd);
+  }
+};
+
+}  // namespace
 
 GradientTiles::GradientTiles(const Attention& a, const Outputs& outputs,
                              const OutputGradients& d_outputs, const Workers& workers)
@@ -19,6 +48,7 @@ GradientTiles::GradientTiles(const Attention& a, const Outputs& outputs,
   if (has_derivative_) derivative_ = a.bind(a.programs.derivative(), workspace);
   lse_ = workspace.take_array<double>(first_row_.back(), "LSE of every row");
   delta_ = workspace.take_array<double>(first_row_.back(), "D of every row");
+  std::atomic<bool> far = false;
   workers.parallel_for(pair_count(a), [&](std::int64_t pair, int) {
     const auto [sequence, head_k] = pair_at(a, pair);
     const core::Rows o = core::rows_like_q(a.problem, a.inputs, outputs.o, sequence.batch);
@@ -35,11 +65,52 @@ GradientTiles::GradientTiles(const Attention& a, const Outputs& outputs,
       double& row_delta = delta_[first_row_[at(pair)] + row];
       row_lse = *reinterpret_cast<const double*>(lse.row(query, head));
       row_delta = sum;
+      if (is_far(row_lse)) far.store(true, std::memory_order_relaxed);
       if (row_lse == -kInfinity) {  // a row without visible keys: e^(s - this) is 0
         row_lse = kInfinity;
         row_delta = 0;
       } else if (d_outputs.lse.given()) {
         row_delta -= *reinterpret_cast<const double*>(d_lse.row(query, head));
+      }
+    }
+  });
+  if (far) weigh_far_rows(workers);
+}
+
+void GradientTiles::weigh_far_rows(const Workers& workers) {
+  weight_ = workers.workspace().take_array<double>(first_row_.back(), "weights of every row");
+  std::fill_n(weight_, first_row_.back(), 1.0);
+  SumScratch sizes;
+  sizes.dim = a_.dim;
+  sizes.dim_v = a_.dim_v;
+  sizes.tile = Tiles::scratch(a_.programs);
+  const WorkerScratch<SumScratch> scratch(workers.workspace(), workers.count(), sizes);
+  const auto coverage = a_.has_mask() ? expr::Coverage::mixed : expr::Coverage::full;
+  workers.parallel_for(pair_count(a_), [&](std::int64_t pair, int worker) {
+    SumScratch s = scratch.of(worker);
+    const auto [sequence, head_k] = pair_at(a_, pair);
+    for (std::int64_t row0 = 0; row0 < rows(pair); row0 += kRows) {
+      const double* const of_block = lse(pair) + row0;
+      const auto count = static_cast<int>(std::min<std::int64_t>(kRows, rows(pair) - row0));
+      if (std::none_of(of_block, of_block + count, is_far)) continue;
+      load(pair, row0, *s.rows);
+      double sum[kRows] = {};
+      for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+        tiles_.load_keys(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0),
+                         may_hide(), *s.keys);
+        tiles_.scores(s.rows->rows, s.rows->q, *s.keys, coverage, s.tile);
+        tiles_.verbs().probabilities(s.tile.s, count, whole_lines(s.keys->keys), of_block);
+        for (int r = 0; r < count; ++r) {
+          for (int j = 0; j < s.keys->keys; ++j) sum[r] += s.tile.s[r * kTileLd + j];
+        }
+      }
+      for (int r = 0; r < count; ++r) {
+        if (!is_far(of_block[r])) continue;
+        if (a_.problem.sink) {
+          const double sink = static_cast<const float*>(a_.inputs.sink.data)[s.rows->rows.head[r]];
+          sum[r] += std::exp(sink - of_block[r]);
+        }
+        if (sum[r] > 0) weight_[first_row_[at(pair)] + row0 + r] = 1 / sum[r];
       }
     }
   });
@@ -62,6 +133,7 @@ void GradientTiles::load(std::int64_t pair, std::int64_t row0, GradientRows& blo
       !may_hide() || (all_finite(block.q, count, a_.dim) && all_finite(block.d_o, count, a_.dim_v));
   block.lse = lse(pair) + row0;
   block.delta = delta(pair) + row0;
+  block.weight = weight_ == nullptr ? nullptr : weight(pair) + row0;
 }
 
 void GradientTiles::value_gradients(const GradientRows& block, const Keys& keys,
@@ -69,6 +141,10 @@ void GradientTiles::value_gradients(const GradientRows& block, const Keys& keys,
   const int count = block.rows.count, columns = whole_lines(keys.keys);
   tiles_.scores(block.rows, block.q, keys, coverage, t);
   tiles_.verbs().probabilities(t.s, count, columns, block.lse);
+  for (int r = 0; block.weight != nullptr && r < count; ++r) {
+    if (block.weight[r] == 1) continue;
+    for (int j = 0; j < columns; ++j) t.s[r * kTileLd + j] *= block.weight[r];
+  }
   tiles_.verbs().multiply({.a = block.d_o,
                            .a_row = leading_dim_f64(a_.dim_v),
                            .a_step = 1,

@@ -16,7 +16,8 @@ struct GradientRows {
   QueryRows rows;
   double *q = nullptr, *d_o = nullptr;  // [kRows][leading dimension]
   const double *lse = nullptr, *delta = nullptr;
-  bool finite = true;  // q and dO, as of Keys
+  const double* weight = nullptr;  // null: 1 of every row
+  bool finite = true;              // q and dO, as of Keys
 
   template <class Carver>
   void carve(Carver& c, int dim, int dim_v) {
@@ -27,7 +28,7 @@ struct GradientRows {
 
 class GradientTiles {
  public:
-  // Computes D = dO . O - dLSE of every row.
+  // Computes D = dO . O - dLSE of every row, and the weights of far ones.
   GradientTiles(const Attention& a, const Outputs& outputs, const OutputGradients& d_outputs,
                 const Workers& workers);
 
@@ -39,6 +40,12 @@ class GradientTiles {
   // Of the pair's rows.
   const double* lse(std::int64_t pair) const { return lse_ + first_row_[at(pair)]; }
   const double* delta(std::int64_t pair) const { return delta_ + first_row_[at(pair)]; }
+  // What P = e^(s - LSE) of a row is multiplied by: where LSE is so far from 0 that it says little
+  // of how many keys the row sees, 1 / the sum of these P. Null: 1 of all. Example: of three keys
+  // with -1e20 added LSE is -1e20, and P is 1 of each.
+  const double* weight(std::int64_t pair) const {
+    return weight_ == nullptr ? nullptr : weight_ + first_row_[at(pair)];
+  }
 
   // Loads rows [row0, row0 + kRows) of the pair, or as many as there are.
   void load(std::int64_t pair, std::int64_t row0, GradientRows& block) const;
@@ -51,13 +58,15 @@ class GradientTiles {
   bool may_hide() const { return a_.has_mask() || a_.has_score(); }
 
  private:
+  void weigh_far_rows(const Workers& workers);
+
   static std::size_t at(std::int64_t pair) { return static_cast<std::size_t>(pair); }
 
   const Attention& a_;
   Tiles tiles_;
   const OutputGradients& d_outputs_;
   std::pmr::vector<std::int64_t> first_row_;  // [pairs + 1]
-  double *lse_ = nullptr, *delta_ = nullptr;
+  double *lse_ = nullptr, *delta_ = nullptr, *weight_ = nullptr;
   bool has_derivative_ = false;
   expr::BoundProgram derivative_;
 };
