@@ -13,9 +13,9 @@
 
 namespace attn::dist {
 
-// Throws Error(invalid_argument) for a tensor that is not of this rank's rows.
 // Throws Error(unsupported) where max_logit is asked for.
 void refuse_max_logit(const Problem& problem, const Outputs& outputs);
+// Throws Error(invalid_argument) for a tensor that is not of this rank's rows.
 void check_forward(const PlanData& plan, const Inputs& inputs, const Outputs& outputs,
                    const attn::Context& context);
 void check_backward(const PlanData& plan, const Inputs& inputs, const Outputs& outputs,
