@@ -120,11 +120,11 @@ struct AppendOutputs {
 // Arithmetic is f32 (angles of inv_freq: f64) and rounded once: results are within the error rule
 // of the fp64 definition (docs/numerics.md, "The error rule"), and a row has the same bits whatever
 // else is in the call. A row that holds a number that is not finite gives bytes without meaning
-// where it becomes e4m3, integers or blocks. Checks, then writes; outputs overlap nothing but q the
-// input. Throws Error(invalid_argument | unsupported), on a GPU unavailable and device too, and
-// what the executor throws, before anything is written. Thread-safe. On a CPU context.executor does
-// the work. On a GPU of sm_80 and up it is put into context.stream, and the first call with such
-// dtypes, head sizes and options compiles a kernel.
+// where it becomes 8-bit floats, integers or blocks. Checks, then writes; outputs overlap nothing
+// but q the input. Throws Error(invalid_argument | unsupported), on a GPU unavailable and device
+// too, and what the executor throws, before anything is written. Thread-safe. On a CPU
+// context.executor does the work. On a GPU of sm_80 and up it is put into context.stream, and the
+// first call with such dtypes, head sizes and options compiles a kernel.
 void append_kv(const AppendProblem& problem, const AppendInputs& inputs,
                const AppendOutputs& outputs, const Context& context = {});
 

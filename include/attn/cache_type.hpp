@@ -64,8 +64,8 @@ struct QuantizeOptions {
 // All memory is of one device. On a CPU it runs on the calling thread and in double. On a GPU it
 // runs in context.stream, in launches that read nothing back; x is f32, bf16 or f16 with rows of up
 // to 1024 elements, and `type` is not f64. Its bits are those of a CPU, but with a rotation, which
-// is computed in f32: codes whose number lies within a rounding of f32 of the middle of two codes
-// may then be the other one, and scales differ in their last bits. `to` and `scale` overlap
+// is computed in f32: a number very near the middle of two codes may then take the other one, and
+// scales differ in their last bits. `to` and `scale` overlap
 // nothing. Throws Error(invalid_argument) before anything is written, and on a GPU unavailable or
 // device. Thread-safe.
 void quantize(const Tensor& x, CacheType type, const Tensor& to, const Tensor& scale = {},

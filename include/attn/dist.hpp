@@ -200,8 +200,8 @@ struct Context {
 };
 
 // The plan of a problem that has every size set; the ranks compare what they were given. Refused
-// with Error(unsupported): paged K and V, types of their own of K and V, a shared prefix, lists of
-// keys, batch_invariant.
+// with Error(unsupported): paged K and V, types of their own of Q, K and V, a shared prefix, lists
+// of keys, batch_invariant.
 Plan make_plan(const Problem& problem, const Group& group, const Options& options = {},
                const Context& context = {});
 // The plan that a group of so many ranks would have, to look at: no call takes it.

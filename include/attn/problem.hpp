@@ -81,8 +81,8 @@ struct Problem {
   // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on a CPU. Not given, it is
   // taken from Q as a size of 0 is, and f32 where there is none; given, it must be that of Q.
   OptionalDType dtype{};
-  // Of Q where it is stored otherwise: e4m3 or e5m2, times Inputs::scale_q. dtype is that of O
-  // then, and calls ask for it, as no tensor that they read says it. Beside any dtype but f64;
+  // Of Q where it is stored otherwise: e4m3 or e5m2, times Inputs::scale_q. dtype is then
+  // that of O, and must be set, as no input shows it. Beside any dtype but f64;
   // forward only.
   CacheType type_q = CacheType::as_q;
   // Of K and of V, where they are stored otherwise, as an engine's cache is: any pair, beside any

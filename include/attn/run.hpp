@@ -69,10 +69,10 @@ struct Outputs {
   // The largest score of each head: f32 [heads_q], any stride; f64 when the problem is; optional,
   // forward. The maximum is over all rows in use of all sequences and the keys that each sees, of
   // scores as they enter softmax: after softmax_scale and the score expression, before dropout. The
-  // sink is not part of it. -inf where no row sees a key, or every score is -inf; NaN where a row
-  // sees a score of NaN or +inf, as its O and LSE are. Training reads it: QK-clip (Kimi K2, 2025)
-  // scales down weights of Q and K where a head's largest score passes a bound. On a GPU algorithms
-  // flash_attention and block_sparse refuse it with Error(unsupported).
+  // sink is not part of it. -inf where no row sees a key, or every score is -inf. NaN where a row
+  // sees a score of NaN or +inf: its O and LSE are NaN too. Training reads it: QK-clip (Kimi K2,
+  // 2025) scales down weights of Q and K where a head's largest score passes a bound. On a GPU
+  // algorithms flash_attention and block_sparse refuse it with Error(unsupported).
   Tensor max_logit{};
 };
 
@@ -169,8 +169,8 @@ void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // parts and optional in the result. On a GPU there are up to 32 parts. O of a part whose LSE is
 // -inf is not read. The sink belongs to one part only. The result may be one of the parts, and
 // overlaps no other. max_logit is refused: that of all keys is the largest of the parts'. Parts in
-// 16 bits bring errors of their own, which an O of f32 does not (docs/serving.md, "Two caches in
-// one softmax").
+// 16 bits add a rounding each (docs/serving.md, "Two caches in one softmax"). No workspace is
+// needed.
 //
 // Arithmetic is in double and rounded once, to the result's dtype. On a CPU it runs on the calling
 // thread, on a GPU in context.stream. Throws Error(invalid_argument) before anything is written,

@@ -66,8 +66,8 @@ inline constexpr int kMaxRank = 4;
 
 // A view of caller-owned memory, shaped as a DLPack DLTensor: element (i0, ..., ir) lies at
 // data + size_of(dtype) * sum(ik * strides[k]). Strides count elements and may be zero (broadcast)
-// for tensors that are only read. Rank 0: "not given", or with data a scalar (attn/scalar.hpp).
-// Tensors named as inputs in this API are never written.
+// for tensors that are only read, and for the scale of attn::quantize. Rank 0: "not given", or with
+// data a scalar (attn/scalar.hpp). Tensors named as inputs in this API are never written.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::f32;

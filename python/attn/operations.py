@@ -407,8 +407,8 @@ def merge(parts: Iterable[tuple[Array, Array]]) -> tuple[Any, Any]:
 
     Args:
         parts: `(out, lse)` of each set, as `attention(..., return_lse=True)` gives them, of layout
-            "bshd" or packed, all on one device; on a GPU up to 32. A sink belongs to one of them
-            only.
+            "bshd" or packed, all on one device; on a GPU up to 32, and arrays of JAX
+            there by attn.jax.merge. A sink belongs to one of them only.
 
     Returns:
         `(out, lse)`, out of the dtype of the first.

@@ -4,7 +4,7 @@ They differ from those of FlashAttention 2: no dropout, no ALiBi; `return_attn_p
 (out, softmax_lse), -inf for a row that sees no key; `qv` adds qv v^T to q k^T, and the scale is
 then 1 / sqrt(headdim + headdim_v); with `attention_chunk` a query sees the keys of the chunk of its
 place alone; v may have another headdim. `num_splits`, `pack_gqa`, `sm_margin` and
-`scheduler_metadata` are hints, ignored: the plan decides. Tensors of torch.float8_e4m3fn, with
+`scheduler_metadata` are hints, ignored: the plan decides. Tensors of 8-bit floats, with
 `q_descale`, `k_descale` and `v_descale`, are taken by all but `flash_attn_with_kvcache`; out is
 then bfloat16.
 """
