@@ -51,7 +51,7 @@ std::vector<SourceLine> all_lines() {
     lines.insert(lines.end(), {
                                   {algorithm, "scores", kFlash2, "multiply_qk(w, stage);"},
                                   {algorithm, "maximum", kFlash2,
-                                   "exponentiate<Expressions::kHasScore>(w.s[m], c, alpha)"},
+                                   "template exponentiate<Expressions::kHasScore, C::kMaxLogit>"},
                                   {algorithm, "rescale", kFlash2, "w.o[m][i] *= alpha"},
                                   {algorithm, "add", kFlash2, "multiply_values<Element, TileV>("},
                               });
