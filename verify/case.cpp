@@ -34,6 +34,7 @@ constexpr Flag kFlags[] = {
     {"nolse", &Hints::nolse},
     {"dlse", &Hints::dlse},
     {"maxlogit", &Hints::maxlogit},
+    {"headscales", &Hints::headscales},
     {"nodq", &Hints::nodq},
     {"nodk", &Hints::nodk},
     {"nodv", &Hints::nodv},

@@ -13,7 +13,7 @@ void CaseData::make_scales() {
   const auto make = [&](std::string name, CacheType type, bool of_q) -> Tensor {
     if (!core::is_scaled(type)) return {};
     std::vector<std::int64_t> shape{1};
-    const std::int64_t kind = below(3);
+    const std::int64_t kind = below(hints_.headscales ? 2 : 3);
     if (kind == 1) shape = {of_q ? problem.heads_q : problem.heads_k};
     const bool of_rows = kind == 2 && (of_q || problem.seqlen_prefix == 0 || problem.paged_prefix);
     if (of_rows) {

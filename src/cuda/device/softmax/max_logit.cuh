@@ -15,6 +15,7 @@ namespace attn::device {
 // Raises that of a head, which is -inf before the first kernel of a call. A maximum does not depend
 // on the order of threads, so that equal inputs give equal bits. NaN stays, and +inf is NaN.
 ATTN_DEVICE void raise_max_logit(const ForwardParams& p, int head, float score) {
+  score += 0.f;  // -0 is 0: which comes first must not be seen
   if (!(score <= largest_float())) score = not_a_number();
   float* const to = p.max_logit + head * p.max_logit_stride;
   // Most rows are below what is known by then: a look spares them the atomic operation.

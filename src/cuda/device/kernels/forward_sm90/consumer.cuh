@@ -45,6 +45,10 @@ struct ForwardSm90Consumer {
         t = next_tile(c);
       }
     }
+    // The copy engine reads shared memory, which ends with the thread block.
+    if constexpr (C::kFloat8 && C::kStoresBoxes) {
+      if (elect_one()) bulk_wait_read();
+    }
   }
 
   // Goes on from the first block of `list`, of tile `t`, for as long as the next tile begins with a
