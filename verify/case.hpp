@@ -21,13 +21,13 @@ struct Hints {
   bool broadcast_k = false;
   bool broadcast_v = false;
   bool broadcast_do = false;
-  bool v_in_k = false;    // V is the first columns of K, as of multi-head latent attention
-  bool padded = false;    // random seqused_q and seqused_k (paged: seqused_k is always there)
-  bool far = false;       // strides so large that offsets pass 2^31 elements; few pages touched
-  bool negative = false;  // every score far below zero
-  bool nolse = false;     // LSE not asked for; backward needs it and ignores this
-  bool dlse = false;      // a gradient of LSE is given
-  bool maxlogit = false;  // the largest score of each head is asked for, forward
+  bool v_in_k = false;      // V is the first columns of K, as of multi-head latent attention
+  bool padded = false;      // random seqused_q and seqused_k (paged: seqused_k is always there)
+  bool far = false;         // strides so large that offsets pass 2^31 elements; few pages touched
+  bool negative = false;    // every score far below zero
+  bool nolse = false;       // LSE not asked for; backward needs it and ignores this
+  bool dlse = false;        // a gradient of LSE is given
+  bool maxlogit = false;    // the largest score of each head is asked for, forward
   bool headscales = false;  // scales of Q, K and V are one, or one a head
   bool nodq = false, nodk = false, nodv = false;  // gradient not asked for
   // Q = 0, so that all visible keys weigh the same; row j of V and dO is the unit vector of

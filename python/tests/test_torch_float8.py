@@ -60,16 +60,39 @@ def test_a_graph_breaks_there():
 def test_gradients_are_refused():
     q, k, v = inputs()
     x = normal(B, N, H, D).requires_grad_()
-    with pytest.raises(attn.Unsupported, match="q requires a gradient, and k or v is of 8-bit"):
+    y = v.float().requires_grad_()
+    with pytest.raises(attn.Unsupported, match="q requires a gradient, and q, k or v is of 8-bit"):
         attn.torch.attention(x, k, v)
-    with pytest.raises(attn.Unsupported, match=r"k is torch\.float8_e4m3fn and requires"):
+    with pytest.raises(attn.Unsupported, match="k requires a gradient, and"):
         attn.torch.attention(q, k.clone().requires_grad_(), v)
+    with pytest.raises(attn.Unsupported, match="v requires a gradient, and"):
+        attn.torch.attention(x.detach(), k, y)
+    with torch.no_grad():
+        attn.torch.attention(x, k, y)
+
+
+def test_views_blocks_and_prefixes():
+    q, k, v = inputs()
+    turned = k.transpose(2, 3).contiguous().transpose(2, 3)
+    assert (attn.torch.attention(q, turned, v) == attn.torch.attention(q, k, v)).all()
+    blocks = torch.zeros(B, M, HK, 34 * D // 32, dtype=torch.uint8)
+    attn.quantize(v[..., :D].float().contiguous(), "q8_0", blocks)
+    out = attn.torch.attention(q, k, blocks, type_v="q8_0")
+    assert out.shape == (B, N, H, D)
+    torch.testing.assert_close(out, attn.torch.attention(q, k, v[..., :D]), rtol=0.02, atol=0.02)
+    given = attn.torch.attention(q, k, v, prefix_k=k[0], prefix_v=v[0])
+    keys, values = (torch.cat((t[:1].expand_as(t), t), 1) for t in (k, v))
+    torch.testing.assert_close(given, attn.torch.attention(q, keys, values), rtol=0.02, atol=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attn.torch.attention(q.float(), k, v).dtype == torch.bfloat16
 
 
 def test_refusals():
     q, k, v = inputs()
     with pytest.raises(attn.InvalidArgument, match="type_k is 'i8' and k is torch.float8_e4m3fn"):
         attn.torch.attention(q, k, v, type_k="i8")
+    with pytest.raises(TypeError, match="k is a list"):
+        attn.torch.attention(q, [1], v)
     with pytest.raises(attn.InvalidArgument, match="type_o is 'f64'; accepted are 'bf16', 'f16'"):
         attn.torch.attention(q, k, v, type_o="f64")
 
@@ -102,6 +125,17 @@ def test_descales_of_packed_sequences():
     )
     want = fa3.flash_attn_func(q, k, v, q_descale=of_q, k_descale=of_k, v_descale=of_v)
     assert (got.view_as(want) == want).all()
+
+
+def test_descales_of_no_sequence_and_of_heads_that_do_not_fit():
+    q, k, v = inputs()
+    none = torch.zeros(1, dtype=torch.int32)
+    out = fa3.flash_attn_varlen_func(
+        q[0], k[0], v[0], none, none, N, M, q_descale=torch.ones(0, HK), k_descale=torch.ones(0, HK)
+    )
+    assert (out == 0).all()
+    with pytest.raises(attn.InvalidArgument, match="q has 3 heads and k 2"):
+        fa3.flash_attn_func(q[:, :, :3], k, v, q_descale=torch.ones(B, HK))
 
 
 def test_descales_are_refused_by_name():

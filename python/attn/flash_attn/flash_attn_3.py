@@ -70,8 +70,15 @@ def _scales(
                 f"{name}_descale is {descale.dtype} {tuple(descale.shape)}; accepted is float32 "
                 f"({batch}, {k.shape[-2]})"
             )
-        scale = descale.repeat_interleave(rows.shape[-2] // k.shape[-2], -1)
-        if starts is None:
+        heads = rows.shape[-2]
+        if heads % max(k.shape[-2], 1):
+            raise InvalidArgument(
+                f"q has {heads} heads and k {k.shape[-2]}; accepted is a multiple of those of k"
+            )
+        scale = descale.repeat_interleave(heads // max(k.shape[-2], 1), -1)
+        if batch == 0:
+            scales[f"scale_{name}"] = descale.new_ones(rows.shape[:-1])
+        elif starts is None:
             scales[f"scale_{name}"] = scale[:, None].expand(rows.shape[:-1])
         else:  # rows behind the last sequence have that of the last
             places = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device)

@@ -191,8 +191,8 @@ def attention(
     from PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it,
     and a CUDA graph draws others at each replay. A tensor as rng that is not on q's device is
     copied there. In torch.compile the call is one operator without a graph break, its mask and
-    score traced with the code around it. There is no second derivative. return_max_logit is refused
-    there, in transforms of torch.func and for nested tensors. Tensors of
+    score traced with the code around it. There is no second derivative. return_max_logit breaks
+    the graph there, and is refused in transforms of torch.func and for nested tensors. Tensors of
     torch.float8_e4m3fn and torch.float8_e5m2 name type_q, type_k and type_v themselves: forward
     alone, and with a graph break in torch.compile.
     """
@@ -212,7 +212,11 @@ def attention(
             return made
         if made is not None and not made.has_arrays:
             return _apply_plain(made, q, k, v)
-    if isinstance(q, Tensor) and float8.is_float8(q, k, v):
+    if float8.is_float8(q, k, v):
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            check_tensor(name, tensor)
+        if _is_any_autocast_enabled():
+            q, k, v = _autocast(q, k, v)
         asked = {"return_lse": return_lse, "return_max_logit": return_max_logit}
         return float8.attention(q, k, v, **asked, dropout=dropout, rng=rng, **options)
     is_compiling = torch.compiler.is_compiling()

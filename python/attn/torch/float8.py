@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
+from ..cache_types import head_dim_of
 from ..errors import InvalidArgument, Unsupported
 from ..operations import attention as attention_of_arrays
-from .ops import _empty_as
+from .ops import _empty_as, last_contiguous
 from .rng import draw_rng
 
 TYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -23,14 +24,19 @@ def is_float8(*several: Any) -> bool:
 
 def _bytes(name: str, t: Tensor, options: dict[str, Any]) -> Tensor:
     """The tensor as the library reads it, with its type among the options."""
+    if t.layout is not torch.strided or t.is_nested:
+        raise InvalidArgument(
+            f"{name} has the layout {t.layout}; accepted beside 8-bit floats is torch.strided"
+        )
+    if t.requires_grad and torch.is_grad_enabled():
+        raise Unsupported(
+            f"{name} requires a gradient, and q, k or v is of 8-bit floats, which have no backward "
+            "pass; accepted is torch.no_grad(), or a tensor that requires none"
+        )
+    t = last_contiguous(t.detach())
     kind = TYPES.get(t.dtype)
     if kind is None:
         return t
-    if t.requires_grad:
-        raise Unsupported(
-            f"{name} is {t.dtype} and requires a gradient, which 8-bit floats have none of; "
-            "accepted is one that requires none"
-        )
     if options.get(f"type_{name}") not in (None, kind):
         raise InvalidArgument(
             f"type_{name} is {options[f'type_{name}']!r} and {name} is {t.dtype}; accepted are "
@@ -58,26 +64,25 @@ def attention(
     """
     of_q = _bytes("q", q, options)
     k, v = _bytes("k", k, options), _bytes("v", v, options)
+    for name in ("prefix_k", "prefix_v"):
+        if is_float8(options.get(name)):
+            options[name] = options[name].view(torch.uint8)
     if dropout:
         options.update(dropout=dropout, rng=draw_rng(q) if rng is None else rng)
     out = None
-    if of_q is not q:
+    if is_float8(q):
         kind = options.setdefault("type_o", "bf16") or "bf16"
         if kind not in _OUTPUTS:
             raise InvalidArgument(
                 f"type_o is {kind!r}; accepted are {', '.join(map(repr, _OUTPUTS))}"
             )
         like = torch.empty_like(of_q, dtype=_OUTPUTS[kind])
-        out = _empty_as(like, [*q.shape[:-1], v.shape[-1]])
-    elif torch.is_grad_enabled() and q.requires_grad:
-        raise Unsupported(
-            "q requires a gradient, and k or v is of 8-bit floats, which have no backward pass; "
-            "accepted is torch.no_grad(), or a q that requires none"
-        )
+        head_dim_v = head_dim_of(options.get("type_v"), v.shape[-1])
+        out = _empty_as(like, [*q.shape[:-1], head_dim_v])
     return attention_of_arrays(
-        of_q.detach(),
-        k.detach(),
-        v.detach(),
+        of_q,
+        k,
+        v,
         out=out,
         return_lse=return_lse,
         return_max_logit=return_max_logit,

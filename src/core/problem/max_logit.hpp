@@ -33,10 +33,6 @@ class MaxLogit {
   // The head has a score. NaN stays, and +inf is NaN, as the LSE of its row.
   void raise(std::int64_t head, double score) const {
     if (!given()) return;
-    if (!(score < std::numeric_limits<double>::infinity())) {
-      score = std::numeric_limits<double>::quiet_NaN();
-    }
-    score += 0.0;  // -0 is 0: which of them comes first must not be seen
     if (tensor_.dtype == DType::f64) {
       raise_element(element<double>(head), score);
     } else {
@@ -51,6 +47,10 @@ class MaxLogit {
   }
   template <class Real>
   static void raise_element(Real& element, Real score) {
+    if (!(score < std::numeric_limits<Real>::infinity())) {
+      score = std::numeric_limits<Real>::quiet_NaN();
+    }
+    score += Real{0};  // -0 is 0: which of them comes first must not be seen
     const std::atomic_ref<Real> to(element);
     Real before = to.load(std::memory_order_relaxed);
     while (!std::isnan(before) && !(score <= before)) {

@@ -105,9 +105,10 @@ struct ForwardKernel {
   // after the other (device/schedule/pieces.cuh); one that a single piece holds is stored whole.
   bool takes_pieces = false;
   bool takes_key_lists = false;
-  bool takes_cache_types = false;  // of its own, of K and V
-  bool takes_float8 = false;       // Q, K and V that all are e4m3 or e5m2
-  bool bounds_keys = false;        // takes more of the mask as bounds of the key
+  bool takes_cache_types = false;   // of its own, of K and V
+  bool tiles_of_max_logit = false;  // other tile shapes where the largest scores are asked for
+  bool takes_float8 = false;        // Q, K and V that all are e4m3 or e5m2
+  bool bounds_keys = false;         // takes more of the mask as bounds of the key
 
   bool runs_by_name_only() const noexcept { return algorithm != Algorithm::flash_attention_2; }
 };

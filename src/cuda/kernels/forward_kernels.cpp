@@ -37,6 +37,7 @@ std::span<const ForwardKernel> forward_kernels() noexcept {
                     .takes_parts = true,
                     .reads_maps = true,
                     .stays = true,
+                    .tiles_of_max_logit = true,
                     .bounds_keys = true},
       // mma.sync, any architecture from 8.0 on.
       ForwardKernel{.name = "forward_sm80", .choose = choose_forward_sm80},

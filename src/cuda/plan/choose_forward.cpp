@@ -149,7 +149,7 @@ std::vector<ForwardConfig> possible_forwards(const Problem& p, Arch arch, KeySpl
     most.max_logit = max_logit;
     const ForwardRequest request = request_of(p, arch, most, splits, parts);
     for (const ForwardKernel& kernel : forward_kernels()) {
-      if (kernel.runs_by_name_only()) continue;
+      if (kernel.runs_by_name_only() || (max_logit && !kernel.tiles_of_max_logit)) continue;
       auto [config, why] = configured(kernel, request, splits);
       if (why.empty()) all.push_back(std::move(config));
     }
