@@ -10,6 +10,7 @@ namespace attn::cpu::ATTN_ISA {
 
 // Rows of A that a vector of B is multiplied by while it is in a register.
 inline constexpr int kMostGroup = kLanes < 8 ? kLanes : 8;
+static_assert(kMostGroup == 4 || kMostGroup == 8);
 // Words along k for which sums of a strip of columns stay in registers where columns are
 // neighbours: short enough that the next strip finds the same pages of B.
 inline constexpr int kStripWords = 32;
@@ -255,8 +256,8 @@ ATTN_INLINE void for_groups(const float* a, int a_ld, int rows, float* c, int ld
       multiply(RowGroup<2>(of_a, a_ld, count), of_c);
     } else if (count <= 4) {
       multiply(RowGroup<4>(of_a, a_ld, count), of_c);
-    } else {
-      multiply(RowGroup<kMostGroup>(of_a, a_ld, count), of_c);
+    } else if constexpr (kMostGroup == 8) {
+      multiply(RowGroup<8>(of_a, a_ld, count), of_c);
     }
   }
 }
