@@ -1,9 +1,10 @@
-// forward_sm90 of Q, K and V as 8-bit floats (e4m3), with P as such too: twice the products of 16
+// forward_sm90 of Q, K and V as 8-bit floats, with P as e4m3: twice the products of 16
 // bits a second. FlashAttention-3, section 3.3, but for the transposition of V, which is a kernel
 // ahead (kernels/transpose_values.cuh), and sums of O, which are float32 from block to block.
 //
 // Reads of C what forward_sm90 does, with kFloat8; Element is that of O, rows of Q and K end where
-// kHeadDim does, and kHeadDim and kHeadDimV are multiples of 16.
+// kHeadDim does, and kHeadDim and kHeadDimV are multiples of 16. OperandQ, OperandK and OperandV:
+// Float8E4M3 or Float8E5M2.
 #pragma once
 
 #include "kernels/forward_sm90.cuh"
