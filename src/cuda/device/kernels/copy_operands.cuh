@@ -29,7 +29,7 @@ template <class C, class Cache, bool kScaled>
 ATTN_DEVICE Words4 converted(const char* row, int column, float scale) {
   using Element = typename C::Element;
   unsigned words[4];
-  if constexpr (C::kAligned || Cache::kBlocked) {
+  if constexpr (C::kAligned) {
     constexpr int kQuads = Cache::template kQuads<8>;
     const unsigned bits = Cache::scale_bits(row, column);
     const BlockScales<Element> scales(bits, bits);

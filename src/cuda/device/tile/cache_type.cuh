@@ -200,7 +200,8 @@ struct CacheI8 : PlainRows<1> {
   }
 };
 
-// Blocks of 32 elements behind their scale, as ggml lays them out: aligned to 2 bytes.
+// Blocks of 32 elements behind their scale, as ggml lays them out. Only element() reads blocks that
+// are not aligned to 2 bytes.
 template <int kBits>
 struct CacheBlocks {
   static constexpr int kStorageBytes = 1;
@@ -232,8 +233,10 @@ struct CacheBlocks {
     return kBits == 8 ? Integers<Element>::of_8(x) : Integers<Element>::of_4(x);
   }
   static ATTN_DEVICE float element(const char* row, int i) {
-    const auto* const codes = reinterpret_cast<const unsigned char*>(halves(row, i) + 1);
-    const float scale = float_of_half(*halves(row, i));
+    const auto* const block =
+        reinterpret_cast<const unsigned char*>(row + i / kBlock * kBlockBytes);
+    const unsigned char* const codes = block + 2;
+    const float scale = float_of_half(static_cast<unsigned short>(block[0] | block[1] << 8));
     const int at = i % kBlock;
     if constexpr (kBits == 8) {
       return scale * static_cast<float>(static_cast<signed char>(codes[at]));
