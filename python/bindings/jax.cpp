@@ -1,5 +1,7 @@
 // attn as foreign functions of XLA: what attn/jax.py puts into JAX's programs.
 //
+// Results of a forward call: out, lse, and where it has a third, max_logit.
+//
 // Operands: q, k, v, or d_out, q, k, v, out, lse; then those that the attribute `names` lists.
 // Other attributes: problem, a descriptor; rank, of q; heads_first, seqlen_q, seqlen_k, seed,
 // offset, backend, algorithm, threads, deterministic, batch_invariant, as attn._attn.Options has
@@ -346,7 +348,8 @@ class Invocation {
       }
     }
     if (phase_ == Phase::forward) {
-      const Outputs outputs{ordered(results_[0].at(place)), results_[1].at(place)};
+      Outputs outputs{.o = ordered(results_[0].at(place)), .lse = results_[1].at(place)};
+      if (results_.size() > 2) outputs.max_logit = results_[2].at(place);
       run_forward(plan, inputs, outputs, context);
       return;
     }

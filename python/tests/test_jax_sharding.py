@@ -348,3 +348,27 @@ def test_other_partitioners(mesh, kind):
     assert kind == "partly manual" or not kinds
     if kind == "explicit":
         assert jax.typeof(found[0][0]).sharding.spec == P(*spec, None)
+
+
+@pytest.mark.parametrize("spec", [P("x", None, "y"), P(("x", "y")), P(None, "x", "y")])
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_max_logit_is_of_all_devices(mesh, spec, axis_type):
+    mesh = Mesh(mesh.devices, ("x", "y"), axis_types=(axis_type,) * 2)
+    arrays = qkv()
+    wanted = attn.jax.attention(*arrays, causal=True, return_lse=True, return_max_logit=True)
+    attend = partial(attn.jax.attention, causal=True, return_lse=True, return_max_logit=True)
+    close(jax.jit(attend)(*split(mesh, arrays, [spec] * 3)), wanted)
+
+
+def test_max_logit_within_shard_map_is_of_one_device(mesh):
+    arrays, specs = qkv(), P("x", None, "y")
+
+    def largest(*given):
+        return attn.jax.attention(*given, return_max_logit=True)[1][None]
+
+    mapped = jax.shard_map(largest, mesh=mesh, in_specs=specs, out_specs=P("x", "y"))
+    found = jax.jit(mapped)(*arrays)
+    assert found.shape == (2, HEADS)
+    wanted = attn.jax.attention(*arrays, return_max_logit=True)[1]
+    close(found.max(0), wanted)
+    close(found[0], attn.jax.attention(*(x[:2] for x in arrays), return_max_logit=True)[1])

@@ -112,3 +112,53 @@ def test_torch_refuses_where_it_is_traced():
     rows = torch.nested.nested_tensor(list(q), layout=torch.jagged)
     with pytest.raises(attn.Unsupported, match="q is a nested tensor"):
         attn.torch.attention(rows, rows, rows, return_max_logit=True)
+
+
+def test_jax():
+    jax = pytest.importorskip("jax")
+    import attn.jax
+
+    q, k, v = arrays(7, (3, 5), (3, 7))
+    options = {"causal": True, "softcap": 3.0}
+    want = attn.attention(q, k, v, return_lse=True, return_max_logit=True, **options)
+
+    def attend(q, k, v, **asked):
+        return attn.jax.attention(q, k, v, **asked, **options)
+
+    compiled = jax.jit(lambda *given: attend(*given, return_lse=True, return_max_logit=True))
+    for mine, theirs in zip(compiled(q, k, v), want, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    out, max_logit = attend(q, k, v, return_max_logit=True)
+    np.testing.assert_array_equal(out, want[0])
+    close(max_logit, want[2])
+    assert len(attend(q, k, v, return_lse=True)) == 2
+
+    heads_first = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+    got = attn.jax.attention(*heads_first, layout="bhsd", return_max_logit=True, **options)[1]
+    close(got, want[2])
+
+    each = jax.vmap(lambda *given: attend(*(x[None] for x in given), return_max_logit=True)[1])
+    got = each(q, k, v)
+    assert got.shape == (3, HEADS)
+    for i in range(3):
+        one = [x[i : i + 1] for x in (q, k, v)]
+        close(got[i], attn.attention(*one, return_max_logit=True, **options)[1])
+
+
+def test_jax_gives_no_gradient_of_it():
+    jax = pytest.importorskip("jax")
+    import attn.jax
+
+    def loss_of(asked, weight):
+        def of_given(*given):
+            out, lse, *others = attn.jax.attention(*given, return_lse=True, return_max_logit=asked)
+            return out.sum() + (lse**2).sum() + weight * sum(x.sum() for x in others)
+
+        return of_given
+
+    given = arrays(8, (2, 5), (2, 7))
+    want = jax.grad(loss_of(False, 0.0), (0, 1, 2))(*given)
+    got = jax.grad(loss_of(True, 3.0), (0, 1, 2))(*given)
+    for mine, theirs in zip(got, want, strict=True):
+        assert np.abs(theirs).max() > 0
+        np.testing.assert_array_equal(mine, theirs)

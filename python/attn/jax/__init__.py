@@ -20,6 +20,7 @@ import numpy as np
 from .. import _attn, merging, nvrtc
 from ..errors import InvalidArgument, Unsupported
 from ..formula import Formula
+from ..operations import asked_for
 from ..options import HEAD_SLOPES, MASK_ARRAY, OF_PREFIX, OF_SEQUENCES, keep, make_options
 from ..trace.tracer import resolve
 from .ops import Call, run
@@ -63,6 +64,7 @@ def attention(
     v: Any,
     *,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     mask: Any = None,
     score: Any = None,
     rng: Any = None,
@@ -75,12 +77,14 @@ def attention(
     differentiable by q, k, v, sink, bias, alibi and by the arrays that the score reads. rng may
     be a key (jax.random.key, or its data, uint32 [2]), which a compiled program takes as an
     argument. Numbers are part of what is compiled. Packed sequences need max_seqlen_q and
-    max_seqlen_k on a GPU. vmap adds to the batch where nothing tells the sequences apart, else
-    one element runs after the other. Errors that show when the program runs are JAX's own, with
-    attn's text. There is no second derivative.
+    max_seqlen_k on a GPU. vmap adds to the batch where nothing tells the sequences apart, else one
+    element runs after the other, and so where max_logit is asked for. max_logit has no gradient;
+    within jax.shard_map it is of a device's own rows and heads. Errors that show when the program
+    runs are JAX's own, with attn's text. There is no second derivative.
 
     Returns:
-        `out`, or `(out, lse)`; lse is float32 `[batch, heads_q, seqlen_q]`, natural logarithm.
+        `out`, or a tuple of it and what else is asked for: `(out, lse, max_logit)`; lse is float32
+        `[batch, heads_q, seqlen_q]`, natural logarithm, max_logit float32 `[heads_q]`.
     """
     for name in ("type_q", "type_k", "type_v"):
         if options.get(name) is not None:
@@ -127,9 +131,11 @@ def attention(
         options.get("threads", 0),
         bool(options.get("deterministic", False)),
         bool(options.get("batch_invariant", False)),
+        bool(return_max_logit),
     )
-    out, lse = run(call, q, k, v, tuple(arrays.values()))
-    return (out, lse) if return_lse else out
+    out, lse, *others = run(call, q, k, v, tuple(arrays.values()))
+    results = (out, lse, *map(jax.lax.stop_gradient, others))
+    return asked_for(results, return_lse, return_max_logit)
 
 
 def _formulas(

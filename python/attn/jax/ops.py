@@ -50,6 +50,7 @@ class Call(NamedTuple):
     threads: int
     deterministic: bool
     batch_invariant: bool
+    max_logit: bool  # a third result of the forward pass
 
     def attributes(self) -> dict[str, Any]:
         found: dict[str, Any] = {**self._asdict(), "names": ",".join(self.names)}
@@ -71,7 +72,9 @@ class _Pass(NamedTuple):
         return (*first, *self.call.names)
 
     def results(self) -> tuple[str, ...]:
-        return ("out", "lse") if self.wanted is None else self.wanted
+        if self.wanted is not None:
+            return self.wanted
+        return ("out", "lse", "max_logit") if self.call.max_logit else ("out", "lse")
 
     def described(self, arrays: Any) -> sharding.Described:
         shapes = tuple(tuple(x.shape) for x in arrays)
@@ -103,6 +106,8 @@ def _foreign(one: _Pass, *operands: Any) -> tuple[Any, ...]:
     sizes = [{x.shape[i] for x in operands} - {1} for i in range(one.added)]
     front = tuple(next(iter(those), 1) for those in sizes)
 
+    of_scores = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+
     def described(name: str) -> Any:
         if name == "out":
             shape, dtype = (*q.shape[one.added : -1], v.shape[-1]), q.dtype
@@ -110,7 +115,9 @@ def _foreign(one: _Pass, *operands: Any) -> tuple[Any, ...]:
             shape = q.shape[one.added : -1]  # with the heads before the rows
             if not one.call.heads_first or one.call.rank == 3:
                 shape = (*shape[:-2], shape[-1], shape[-2])
-            dtype = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+            dtype = of_scores
+        elif name == "max_logit":
+            shape, dtype = (q.shape[-3 if one.call.heads_first else -2],), of_scores
         else:
             shape = every[name].shape[one.added :]
             dtype = q.dtype if name in ("q", "k", "v") else jnp.float32
@@ -158,12 +165,12 @@ def _partition(one: _Pass, mesh: Any, arrays: Any, results: Any) -> Any:
         }
         call = one.call._replace(problem=sharding.with_shapes(one.call.problem, shapes))
         found = _foreign(one._replace(call=call), *operands)
-        if one.wanted is None:
-            return found
-        sums = [sharding.summed(axes, those) for those in one.factors(arrays)[1]]
+        # A gradient is a sum over devices, max_logit a maximum; out and lse are split alike.
+        joined = jax.lax.pmax if one.wanted is None else jax.lax.psum
+        overs = [sharding.summed(axes, those) for those in one.factors(arrays)[1]]
         return tuple(
-            jax.lax.psum(gradient, over) if over else gradient
-            for gradient, over in zip(found, sums, strict=True)
+            joined(result, over) if over else result
+            for result, over in zip(found, overs, strict=True)
         )
 
     return mesh, part, of_results, of_operands
@@ -234,14 +241,14 @@ def _forward(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any
     given = (q, k, v, *arrays)
     q, k, v, *values = (x.value for x in given)
     results: Any = _differentiable(call, q, k, v, tuple(values))
-    out, lse = results
+    out, lse = results[:2]
     wanted = _Wanted(x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given)
-    return (out, lse), (wanted, q, k, v, tuple(values), out, lse)
+    return results, (wanted, q, k, v, tuple(values), out, lse)
 
 
 def _backward_pass(call: Call, kept: Any, cotangents: Any) -> Any:
     wanted, q, k, v, arrays, out, lse = kept
-    d_out, d_lse = cotangents
+    d_out, d_lse = cotangents[:2]  # attention() lets none through to max_logit
     if isinstance(d_out, SymbolicZero):
         d_out = jnp.zeros_like(out)
     names, operands = call.names, arrays
@@ -271,7 +278,7 @@ _differentiable.defvjp(_forward, _backward_pass, symbolic_zeros=True)
 
 @partial(jax.jit, static_argnums=0)
 def run(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
-    """(out, lse)."""
+    """(out, lse), and max_logit where the call asks for it."""
     q, k, v, *others = sharding.vary_alike((q, k, v, *arrays))
     given = (q, k, v, tuple(others))
     types = list(map(jax.typeof, (q, k, v, *others)))

@@ -23,7 +23,7 @@ _ROWS = ("q", "out", "d_out")
 _KEYS = ("k", "v")
 _LSE = ("lse", "d_lse")
 _OF_BATCH = ("seqused_q", "seqused_k", "page_table")
-_OF_HEADS = ("sink", "slopes")
+_OF_HEADS = ("sink", "slopes", "max_logit")
 
 Factors = tuple[str | None, ...]  # of an array, one for each dimension; None: it is whole
 
@@ -93,7 +93,7 @@ def _loads(formula: str) -> tuple[list[tuple[str, list[str]]], str]:
 
 @lru_cache(maxsize=4096)
 def factors(described: Described) -> dict[str, Factors]:
-    """Of each array, out and lse as well, without what jax.vmap added.
+    """Of each array, out, lse and max_logit as well, without what jax.vmap added.
 
     What a device could not tell of its part alone is left whole.
     """
@@ -108,6 +108,7 @@ def factors(described: Described) -> dict[str, Factors]:
     is_packed = len(q) == 3 or "cu_seqlens_k" in shapes
     batch = (None,) if is_packed else (BATCH,)
     shapes["lse"] = (heads_q, 0) if len(q) == 3 else (q[0], heads_q, 0)
+    shapes["max_logit"] = (heads_q,)
     is_paged = "page_table" in shapes
     every = tokens(described.problem)
     allowed = {BATCH, HEADS}
