@@ -98,20 +98,101 @@ def test_torch_records_no_gradient_of_it():
         assert torch.equal(mine.grad, theirs.grad)
 
 
-def test_torch_refuses_where_it_is_traced():
+@pytest.mark.parametrize("given", [False, True])
+def test_torch_compiled(given):
     torch = pytest.importorskip("torch")
     import attn.torch
 
-    q, k, v = map(torch.from_numpy, arrays(6, (2, 5), (2, 7)))
+    def attend(q, k, v, slopes):
+        out, lse, max_logit = attn.torch.attention(
+            q, k, v, score=lambda s: s.score - slopes[s.head] * (s.position - s.key) / 2,
+            causal=True, return_lse=True, return_max_logit=True,
+        )  # fmt: skip
+        return out, lse, max_logit + 0
+
+    attend_compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    tensors = [torch.from_numpy(x).requires_grad_(given) for x in arrays(6, (2, 5), (2, 7))]
+    slopes = torch.linspace(0.5, 2, HEADS)
+    want = attend(*tensors, slopes)
+    got = attend_compiled(*tensors, slopes)
+    for mine, theirs in zip(got, want, strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.requires_grad == theirs.requires_grad
+    close(got[2].numpy(), want[2].numpy())
+    if given:
+        mine = torch.autograd.grad(got[0].sum() + got[1].square().sum(), tensors)
+        theirs = torch.autograd.grad(want[0].sum() + want[1].square().sum(), tensors)
+        for x, y in zip(mine, theirs, strict=True):
+            assert y.abs().max() > 0
+            assert torch.equal(x, y)
+
+
+def test_torch_operator():
+    torch = pytest.importorskip("torch")
+    import attn.torch
+    from attn.torch import ops
+
+    layouts = {None: (2, 5, HEADS, DIM), "bhsd": (2, HEADS, 5, DIM)}
+    for layout, shape in layouts.items():
+        for dtype in (torch.float32, torch.float64):
+            q = torch.randn(shape, dtype=dtype)
+            call = ops.describe((), "", "", True, layout, "cpu", "auto", False, False, "", "")
+            torch.library.opcheck(torch.ops.attn.forward_max_logit.default, (q, q, q, call))
+            on_meta = attn.torch.attention(
+                *[q.to("meta")] * 3, layout=layout, return_max_logit=True
+            )[1]
+            assert on_meta.shape == (HEADS,)
+            assert on_meta.dtype == dtype
+
+
+def test_torch_vmap_and_grad():
+    torch = pytest.importorskip("torch")
+    import attn.torch
+
+    q, k, v = map(torch.from_numpy, arrays(6, (3, 5), (3, 7)))
 
     def largest(q, k, v):
         return attn.torch.attention(q[None], k[None], v[None], return_max_logit=True)[1]
 
-    with pytest.raises(attn.Unsupported, match="return_max_logit is True"):
-        torch.func.vmap(largest)(q, k, v)
-    rows = torch.nested.nested_tensor(list(q), layout=torch.jagged)
-    with pytest.raises(attn.Unsupported, match="q is a nested tensor"):
-        attn.torch.attention(rows, rows, rows, return_max_logit=True)
+    got = torch.func.vmap(largest)(q, k, v)
+    assert got.shape == (3, HEADS)
+    for i in range(3):
+        close(got[i].numpy(), largest(q[i], k[i], v[i]).numpy())
+
+    def loss(q, k, v, asked=True):
+        results = attn.torch.attention(q, k, v, return_lse=True, return_max_logit=asked)
+        return results[0].sum() + results[1].square().sum(), results[2:]
+
+    got, (max_logit,) = torch.func.grad(loss, has_aux=True)(q, k, v)
+    assert torch.equal(got, torch.func.grad(lambda *a: loss(*a, asked=False)[0])(q, k, v))
+    close(max_logit.numpy(), attn.attention(q, k, v, return_max_logit=True)[1].numpy())
+
+
+@pytest.mark.parametrize("layout", [None, "bhsd"])
+def test_torch_nested(layout):
+    torch = pytest.importorskip("torch")
+    import attn.torch
+
+    lengths = (4, 9, 2)
+    parts = [[torch.from_numpy(x) for x in arrays(n, (n,), (n,), HEADS)] for n in lengths]
+    q, k, v = (
+        torch.nested.nested_tensor(list(x), layout=torch.jagged) for x in zip(*parts, strict=True)
+    )
+    if layout:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    options = {"layout": layout, "causal": True}
+    got = attn.torch.attention(q, k, v, return_lse=True, return_max_logit=True, **options)
+    want = [
+        attn.torch.attention(*(x[None] for x in part), causal=True, return_max_logit=True)[1]
+        for part in parts
+    ]
+    close(got[2].numpy(), torch.stack(want).amax(0).numpy())
+    out, lse = attn.torch.attention(q, k, v, return_lse=True, **options)
+    assert torch.equal(got[0].values(), out.values())
+    assert torch.equal(got[1].values(), lse.values())
+    out, max_logit = attn.torch.attention(q, k, v, return_max_logit=True, **options)
+    assert torch.equal(max_logit, got[2])
+    assert torch.equal(out.values(), got[0].values())
 
 
 def test_jax():

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..errors import InvalidArgument
 from ..formula import Formula
 from ..operations import attention_backward
-from ..torch.ops import last_contiguous
 from ..torch.rng import draw_rng
+from ..torch.shapes import last_contiguous
 from .attend import attend, infinite_where_empty, lengths_of, window_masks
 from .probabilities import dropped_probabilities
 

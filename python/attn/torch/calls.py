@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 
 from .. import _attn, merging
 from ..arrays import is_observed
-from ..errors import Error, InvalidArgument, Unsupported
+from ..errors import Error, InvalidArgument
 from ..operations import asked_for
 from ..options import make_options, refuse_more_than_number
 from . import float8
@@ -22,6 +22,7 @@ from . import nested as torch_nested
 from . import ops as torch_ops
 from .rng import draw_rng
 from .second import once
+from .shapes import last_contiguous
 from .transforms import for_each, is_batch
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _gradients(
     if d_out is None:
         d_out = torch.zeros_like(out)
     elif not d_out.is_contiguous():
-        d_out = torch_ops.last_contiguous(d_out)
+        d_out = last_contiguous(d_out)
     d_lse = None if d_lse is None else d_lse.contiguous()
     return _attn.backward(options, d_out, q, k, v, out, lse, wanted, d_lse, None, True)
 
@@ -191,10 +192,10 @@ def attention(
     from PyTorch's generator of q's device, so that torch.manual_seed and checkpointing repeat it,
     and a CUDA graph draws others at each replay. A tensor as rng that is not on q's device is
     copied there. In torch.compile the call is one operator without a graph break, its mask and
-    score traced with the code around it. There is no second derivative. return_max_logit breaks
-    the graph there, and is refused in transforms of torch.func and for nested tensors. Tensors of
-    torch.float8_e4m3fn and torch.float8_e5m2 name type_q, type_k and type_v themselves: forward
-    alone, and with a graph break in torch.compile.
+    score traced with the code around it. There is no second derivative, and max_logit has no
+    gradient; of nested tensors it is of all sequences. Tensors of torch.float8_e4m3fn and
+    torch.float8_e5m2 name type_q, type_k and type_v themselves: forward alone, and with a graph
+    break in torch.compile.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
@@ -223,11 +224,9 @@ def attention(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor)
         if tensor.layout is torch.jagged:
-            if return_max_logit:
-                _refuse_max_logit(f"{name} is a nested tensor")
             return torch_nested.attention(
-                attention, q, k, v, return_lse=return_lse, dropout=dropout, rng=rng,
-                **{"layout": None, **options},
+                attention, q, k, v, return_lse=return_lse, return_max_logit=return_max_logit,
+                dropout=dropout, rng=rng, **{"layout": None, **options},
             )  # fmt: skip
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise InvalidArgument(
@@ -246,7 +245,7 @@ def attention(
             if isinstance(options.get(name), Tensor):
                 (options[name],) = _autocast(options[name])
     if is_compiling or not (q.is_contiguous() and k.is_contiguous() and v.is_contiguous()):
-        q, k, v = map(torch_ops.last_contiguous, (q, k, v))
+        q, k, v = map(last_contiguous, (q, k, v))
     if dropout:
         if rng is None:
             rng = draw_rng(q)
@@ -258,17 +257,13 @@ def attention(
     if made is None and not is_compiling and not is_transformed:
         asking = _asking({"q": q, "k": k, "v": v, **options})
     if is_compiling or is_transformed or asking or not _is_plain(q) or is_observed():
-        if return_max_logit:
-            _refuse_max_logit("the call is traced, transformed or observed")
-        out, lse = _by_operators(q, k, v, options, asking)
-        return (out, lse) if return_lse else out
+        result = _by_operators(q, k, v, options, asking, return_max_logit)
+        return asked_for(result, return_lse, return_max_logit)
     if made is None:
         made = make_options(**options)
         if made.has_arrays and (asking := _asking(made.buffers)):  # a tensor that a function reads
-            if return_max_logit:
-                _refuse_max_logit("the call is traced, transformed or observed")
-            out, lse = _by_operators(q, k, v, options, asking)
-            return (out, lse) if return_lse else out
+            result = _by_operators(q, k, v, options, asking, return_max_logit)
+            return asked_for(result, return_lse, return_max_logit)
     if torch.is_grad_enabled():
         tensors = _that_require_grad(made) if made.has_arrays else {}
         if q.requires_grad or k.requires_grad or v.requires_grad or tensors:
@@ -280,13 +275,6 @@ def attention(
     return asked_for(result, return_lse, return_max_logit)
 
 
-def _refuse_max_logit(why: str) -> NoReturn:
-    raise Unsupported(
-        f"return_max_logit is True and {why}; accepted are plain tensors outside of torch.compile, "
-        "transforms and modes"
-    )
-
-
 def _asking(arguments: dict[str, Any]) -> tuple[str, Tensor] | None:
     """The first argument whose class says what operators make of it, and its name."""
     for name, value in arguments.items():
@@ -296,17 +284,22 @@ def _asking(arguments: dict[str, Any]) -> tuple[str, Tensor] | None:
 
 
 def _by_operators(
-    q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any], asking: tuple[str, Tensor] | None
-) -> tuple[Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: dict[str, Any],
+    asking: tuple[str, Tensor] | None,
+    max_logit: bool,
+) -> tuple[Tensor, ...]:
     """Through PyTorch, which asks the class of `asking`."""
     if asking is None:
-        return torch_ops.attention(q, k, v, **options)
+        return torch_ops.attention(q, k, v, max_logit=max_logit, **options)
     name, tensor = asking
     kind = type(tensor)
     if kind.__torch_dispatch__ is Tensor.__torch_dispatch__ and tensor.dim():
         _attn.signature(name, tensor)  # refuses a CausalBias, whose memory operators would read
     try:
-        return torch_ops.attention(q, k, v, **options)
+        return torch_ops.attention(q, k, v, max_logit=max_logit, **options)
     except (AssertionError, NotImplementedError, TypeError) as error:
         if isinstance(error, Error):
             raise

@@ -11,8 +11,8 @@ from torch._compile import _disable_dynamo
 from ..cache_types import head_dim_of
 from ..errors import InvalidArgument, Unsupported
 from ..operations import attention as attention_of_arrays
-from .ops import _empty_as, last_contiguous
 from .rng import draw_rng
+from .shapes import empty_as, last_contiguous
 
 TYPES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 _OUTPUTS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -78,7 +78,7 @@ def attention(
             )
         like = torch.empty_like(of_q, dtype=_OUTPUTS[kind])
         head_dim_v = head_dim_of(options.get("type_v"), v.shape[-1])
-        out = _empty_as(like, [*q.shape[:-1], head_dim_v])
+        out = empty_as(like, [*q.shape[:-1], head_dim_v])
     return attention_of_arrays(
         of_q,
         k,

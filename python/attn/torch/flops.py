@@ -79,7 +79,8 @@ def _formulas(named: Callable[..., dict[str, Tensor]], layout: Callable[[str], s
     ) -> int:  # fmt: skip
         return count(q, k, v, call, tensors, sizes, (3, 2))  # S, dQ, dK; dP, dV
 
-    return {torch.ops.attn.forward: forward, torch.ops.attn.backward: backward}
+    ops = torch.ops.attn
+    return {ops.forward: forward, ops.forward_max_logit: forward, ops.backward: backward}
 
 
 class Counting:

@@ -22,9 +22,8 @@ from torch.library import Library
 from .. import _attn
 from ..errors import Unsupported
 from ..options import make_options
-from .ops import last_contiguous
 from .rng import draw_rng, drawn_again
-from .shapes import as_bias
+from .shapes import as_bias, last_contiguous
 
 _Rows = tuple[Tensor, Tensor]
 

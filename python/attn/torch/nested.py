@@ -22,7 +22,8 @@ def attention(
     """What `attend`, attn.torch.attention, gives for the packed rows, with the offsets of q.
 
     q, k, v: [batch, seqlen, heads, head_dim], jagged in seqlen, or with layout="bhsd" as these
-    transposed. lse, where it is asked for: [batch, heads, seqlen].
+    transposed. lse, where it is asked for: [batch, heads, seqlen]; max_logit, likewise: [heads],
+    of all sequences.
     """
     heads_first = layout == "bhsd"
     dim = 2 if heads_first else 1
@@ -56,10 +57,12 @@ def attention(
             options[f"max_seqlen_{name}"] = t._get_max_seqlen()
     rows = [t.transpose(1, 2).values() if heads_first else t.values() for t in (q, k, v)]
     found = attend(*rows, **options)
-    out, lse = found if isinstance(found, tuple) else (found, None)
+    out, *others = found if isinstance(found, tuple) else (found,)
     out = _nested(out, q)
     out = out.transpose(1, 2) if heads_first else out
-    return out if lse is None else (out, _nested(lse.transpose(0, 1), q).transpose(1, 2))
+    if options.get("return_lse"):
+        others[0] = _nested(others[0].transpose(0, 1), q).transpose(1, 2)
+    return (out, *others) if others else out
 
 
 def _nested(rows: Tensor, like: Any) -> Tensor:

@@ -3,7 +3,8 @@ PyTorch see in place of a call into the library.
 
 attention(q, k, v, call, ...) -> (out, lse) is what torch.compile reads. It consists of
 forward(q, k, v, call, ...) -> (out, lse) and backward(d_out, d_lse, q, k, v, out, lse, call,
-wanted, ...) -> gradients, which record no gradient themselves. `call` is what stays the same from
+wanted, ...) -> gradients, which record no gradient themselves. attention_max_logit and
+forward_max_logit are likewise, and give (out, lse, max_logit). `call` is what stays the same from
 call to call, in one text: `describe` writes it. Each argument of an operator costs a call 0.2 to
 1 us, so that all others are left out where they have their defaults: the tensors among the
 keywords of attn.attention and the buffers of its mask and score, whose names are in `call`; numbers
@@ -13,6 +14,7 @@ that may change (`sizes`); scale, softcap and dropout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ from ..trace.expression import Expr, finish
 from ..trace.tracer import loadable
 from .flops import Counting
 from .second import once, refuse_forward_mode
-from .shapes import check_shapes
+from .shapes import check_shapes, empty_as, last_contiguous
 from .trace import traced
 from .transforms import for_each, in_vmap_of, rule
 
@@ -49,10 +51,11 @@ _REST = (
 )
 _LIBRARY = torch.library.Library("attn", "DEF")
 for _name in ("forward", "attention"):
-    _LIBRARY.define(
-        f"{_name}(Tensor q, Tensor k, Tensor v, str call, {_REST}) -> (Tensor, Tensor)",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
+    for _suffix, _results in (("", "(Tensor, Tensor)"), ("_max_logit", "(Tensor, Tensor, Tensor)")):
+        _LIBRARY.define(
+            f"{_name}{_suffix}(Tensor q, Tensor k, Tensor v, str call, {_REST}) -> {_results}",
+            tags=(torch.Tag.pt2_compliant_tag,),
+        )
 _LIBRARY.define(
     "backward(Tensor d_out, Tensor d_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"str call, str wanted, {_REST}) -> Tensor[]",
@@ -170,6 +173,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Te
     return out, lse
 
 
+def _forward_max_logit(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> Any:
+    return _attn.forward(options(call, *rest), q, k, v, None, True, None, True, True)
+
+
 def _backward(
     d_out: Tensor,
     d_lse: Tensor,
@@ -197,38 +204,6 @@ def buffer_names(wanted: list[str], tensors: dict[str, Tensor]) -> list[str]:
     return wanted
 
 
-def last_contiguous(t: Tensor) -> Tensor:
-    """With the last dimension innermost in memory, the others in the order that they had."""
-    if t.stride(-1) == 1:
-        return t
-    order: list[int] = []
-    for i in range(t.dim() - 1):
-        at = 0
-        while at < len(order) and t.stride(order[at]) >= t.stride(i):
-            at += 1
-        order.insert(at, i)
-    back = [order.index(i) for i in range(len(order))]
-    return t.permute(*order, -1).contiguous().permute(*back, -1)
-
-
-def _empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
-    """A result that lies in memory as `t` does: the strides of bindings/pytorch.cpp."""
-    strides = list(torch.empty_like(t).stride())
-    if list(shape) != list(t.shape):
-        inner_first = sorted(reversed(range(t.dim())), key=lambda i: strides[i])
-        step = 1
-        for i in inner_first:
-            strides[i] = step
-            step = step * max(shape[i], 1)
-    if strides[-1] != 1 and shape[-1] != 1:
-        return t.new_empty(shape)
-    strides[-1] = 1
-    for i in reversed(range(t.dim() - 1)):
-        if shape[i] == 1:
-            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
-    return t.new_empty_strided(shape, strides)
-
-
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tuple[Tensor, Tensor]:
     _COUNTING.register()
     names = call.partition(_SEPARATOR)[0].split(",")
@@ -241,8 +216,13 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> tup
     else:
         lse_shape = [q.shape[0], q.shape[2], q.shape[1]]
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = _empty_as(q, [*q.shape[:-1], head_dim_of(type_v, v.shape[-1])])
+    out = empty_as(q, [*q.shape[:-1], head_dim_of(type_v, v.shape[-1])])
     return out, q.new_empty(lse_shape, dtype=lse_dtype)
+
+
+def _forward_max_logit_fake(q: Tensor, k: Tensor, v: Tensor, call: str, *rest: Any) -> Any:
+    out, lse = _forward_fake(q, k, v, call, *rest)
+    return out, lse, lse.new_empty([lse.shape[-2]])
 
 
 def _backward_fake(
@@ -261,7 +241,7 @@ def _backward_fake(
     known = _named(call, tensors)
     known.update(q=q, k=k, v=v)
     return [
-        _empty_as(known[name], known[name].shape)
+        empty_as(known[name], known[name].shape)
         if name in ("q", "k", "v")
         else q.new_empty(known[name].shape, dtype=torch.float32)
         for name in wanted.split(",")
@@ -269,15 +249,19 @@ def _backward_fake(
 
 
 _LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("forward_max_logit", _forward_max_logit, "CompositeExplicitAutograd")
 _LIBRARY.impl("backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("attn::forward", _forward_fake, lib=_LIBRARY)
+torch.library.register_fake("attn::forward_max_logit", _forward_max_logit_fake, lib=_LIBRARY)
 torch.library.register_fake("attn::backward", _backward_fake, lib=_LIBRARY)
 
 
-for _name, _rows in (("forward", 3), ("backward", 7)):
+for _name, _rows, _joins in (
+    ("forward", 3, True), ("forward_max_logit", 3, False), ("backward", 7, True),
+):  # fmt: skip
     torch.library.register_vmap(
         f"attn::{_name}",
-        rule(getattr(torch.ops.attn, _name).default, _rows, _SEPARATOR, last_contiguous),
+        rule(getattr(torch.ops.attn, _name).default, _rows, _SEPARATOR, last_contiguous, _joins),
         lib=_LIBRARY,
     )
 
@@ -291,23 +275,26 @@ _LIBRARY.impl("backward", _backward_of_batch, "Batched")
 
 
 class _Attention(torch.autograd.Function):
-    """(call, numbers, q, k, v, *tensors) -> (out, lse), of the operators' arguments: `numbers` is
-    what follows the tensors there.
+    """(max_logit, call, numbers, q, k, v, *tensors) -> (out, lse), of the operators' arguments:
+    `numbers` is what follows the tensors there. max_logit: whether it is the third result.
     """
 
     generate_vmap_rule = True  # from those of the operators
 
     @staticmethod
-    def forward(call: str, numbers: tuple[Any, ...], *given: Tensor) -> Any:
+    def forward(max_logit: bool, call: str, numbers: tuple[Any, ...], *given: Tensor) -> Any:
         q, k, v, *tensors = given
         if tensors and are_transforms_active():
             q = last_contiguous(in_vmap_of(tensors, q))
-        return torch.ops.attn.forward.default(q, k, v, call, *_rest(tensors, numbers))
+        of_ops = torch.ops.attn
+        op = of_ops.forward_max_logit.default if max_logit else of_ops.forward.default
+        return op(q, k, v, call, *_rest(tensors, numbers))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        call, numbers, q, k, v, *tensors = inputs
-        ctx.save_for_backward(q, k, v, *output, *tensors)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, call, numbers, q, k, v, *tensors = inputs
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.save_for_backward(q, k, v, *output[:2], *tensors)
         ctx.call = call
         ctx.numbers = numbers
 
@@ -316,12 +303,12 @@ class _Attention(torch.autograd.Function):
         refuse_forward_mode()
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> Any:
+    def backward(ctx: Any, d_out: Tensor, d_lse: Tensor, *_: Any) -> Any:
         saved = ctx.saved_tensors
         q, k, v, out, lse, *tensors = saved
         every = [q, k, v, *tensors]
         names = ["q", "k", "v", *ctx.call.split(_SEPARATOR)[0].split(",")]
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[3:]) if needed]
         result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         with torch.no_grad():
             found = torch.ops.attn.backward.default(
@@ -329,7 +316,7 @@ class _Attention(torch.autograd.Function):
                 *_rest(tensors, ctx.numbers),
             )  # fmt: skip
             for i, gradient in zip(wanted, found, strict=True):
-                result[2 + i] = gradient.to(every[i].dtype)
+                result[3 + i] = gradient.to(every[i].dtype)
         return once(result, d_out, d_lse, *saved) if torch.is_grad_enabled() else tuple(result)
 
 
@@ -348,6 +335,7 @@ def _rest(tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> tuple[Any, ...
 
 
 def _attention(
+    max_logit: bool,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -357,18 +345,18 @@ def _attention(
     scale: float | None = None,
     softcap: float = 0.0,
     dropout: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+) -> Any:
     """Of an operator: torch.compile would read _Attention.backward as code that records no
     gradient, and so drop a second derivative in place of its refusal.
     """
     numbers = (sizes, scale, softcap, dropout)
-    result: tuple[Tensor, Tensor] = _Attention.apply(call, numbers, q, k, v, *(tensors or ()))
-    return result
+    return _Attention.apply(max_logit, call, numbers, q, k, v, *(tensors or ()))
 
 
-_LIBRARY.impl("attention", _attention, "CompositeImplicitAutograd")
-# The transforms of torch.func take an autograd.Function whole, not within what one of them does.
-_LIBRARY.impl("attention", _attention, "FuncTorchDynamicLayerFrontMode")
+for _name, _max_logit in (("attention", False), ("attention_max_logit", True)):
+    _LIBRARY.impl(_name, partial(_attention, _max_logit), "CompositeImplicitAutograd")
+    # The transforms of torch.func take an autograd.Function whole, not within what one does.
+    _LIBRARY.impl(_name, partial(_attention, _max_logit), "FuncTorchDynamicLayerFrontMode")
 
 
 def attention(
@@ -376,6 +364,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     *,
+    max_logit: bool = False,
     mask: Any = None,
     score: Any = None,
     scale: float | None = None,
@@ -396,8 +385,10 @@ def attention(
     type_k: str | None = None,
     type_v: str | None = None,
     **tensors: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """(out, lse) through the operators, differentiable; the keywords of attn.attention."""
+) -> tuple[Tensor, ...]:
+    """(out, lse) through the operators, differentiable, and max_logit where it is asked for; the
+    keywords of attn.attention.
+    """
     unknown = [name for name, t in tensors.items() if t is not None and name not in KEYWORDS]
     if unknown:
         raise TypeError(f"attention() got an unexpected keyword argument {unknown[0]!r}")
@@ -462,13 +453,16 @@ def attention(
         "" if type_v is None else cache_type("type_v", type_v),
     )  # fmt: skip
     numbers = (sizes, scale, softcap or 0.0, dropout)
-    result: tuple[Tensor, Tensor]
+    result: tuple[Tensor, ...]
     if torch.compiler.is_compiling():
         rest = _rest(list(given.values()), numbers)
-        result = torch.ops.attn.attention.default(q, k, v, call, *rest)
+        if max_logit:
+            result = torch.ops.attn.attention_max_logit.default(q, k, v, call, *rest)
+        else:
+            result = torch.ops.attn.attention.default(q, k, v, call, *rest)
     else:
         _COUNTING.register()
-        result = _Attention.apply(call, numbers, q, k, v, *given.values())
+        result = _Attention.apply(max_logit, call, numbers, q, k, v, *given.values())
     return result
 
 

@@ -1,9 +1,10 @@
 """What the library would refuse of q, k and v, where it does not see the tensors: on the meta
-device, within torch.compile and torch.export.
+device, within torch.compile and torch.export. And in which order tensors lie in memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -89,3 +90,35 @@ def _fit(q: Tensor, k: Tensor, v: Tensor, heads_first: bool, paged: bool, type_k
 
 def _differ(a: Any, b: Any) -> bool:
     return type(a) is int and type(b) is int and a != b
+
+
+def last_contiguous(t: Tensor) -> Tensor:
+    """With the last dimension innermost in memory, the others in the order that they had."""
+    if t.stride(-1) == 1:
+        return t
+    order: list[int] = []
+    for i in range(t.dim() - 1):
+        at = 0
+        while at < len(order) and t.stride(order[at]) >= t.stride(i):
+            at += 1
+        order.insert(at, i)
+    back = [order.index(i) for i in range(len(order))]
+    return t.permute(*order, -1).contiguous().permute(*back, -1)
+
+
+def empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
+    """A result that lies in memory as `t` does: the strides of bindings/pytorch.cpp."""
+    strides = list(torch.empty_like(t).stride())
+    if list(shape) != list(t.shape):
+        inner_first = sorted(reversed(range(t.dim())), key=lambda i: strides[i])
+        step = 1
+        for i in inner_first:
+            strides[i] = step
+            step = step * max(shape[i], 1)
+    if strides[-1] != 1 and shape[-1] != 1:
+        return t.new_empty(shape)
+    strides[-1] = 1
+    for i in reversed(range(t.dim() - 1)):
+        if shape[i] == 1:
+            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return t.new_empty_strided(shape, strides)

@@ -44,10 +44,15 @@ def _first(t: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def rule(
-    op: Any, rows: int, separator: str, last_contiguous: Callable[[Tensor], Tensor]
+    op: Any,
+    rows: int,
+    separator: str,
+    last_contiguous: Callable[[Tensor], Tensor],
+    joins: bool,
 ) -> Callable[..., Any]:
     """The rule of an operator whose first `rows` arguments are tensors of rows; its text follows,
-    in backward `wanted`, then `tensors` and the numbers.
+    in backward `wanted`, then `tensors` and the numbers. joins: whether each result has a batch, so
+    that one call may serve several elements.
     """
     texts = 1 if rows == 3 else 2
 
@@ -62,7 +67,7 @@ def rule(
         q_at = 0 if rows == 3 else 2
         rank = args[q_at].dim() - (in_dims[q_at] is not None)
         given = list(map(_first, args[:rows], in_dims[:rows], [size] * rows))
-        one = rank == 4 and not dropout and all(dim is None for dim in dims)
+        one = joins and rank == 4 and not dropout and all(dim is None for dim in dims)
         if one and _is_one_batch(names.split(","), (mask, score), tensors or (), wanted):
             batch = given[q_at].shape[1]
             folded = [last_contiguous(t.flatten(0, 1)) for t in given]
