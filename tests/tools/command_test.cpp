@@ -63,6 +63,8 @@ TEST_F(Command, BadUsage) {
   expect_refused(fmt::format("run --input {} --algorithm fast", kSample), 2, {"fast", "standard"});
   expect_refused(fmt::format("run --input {} --buffer slopes", kSample), 2, {"slopes"});
   expect_refused(fmt::format("run --input {} --lse --output o.npy", kSample), 2, {"--lse"});
+  expect_refused(fmt::format("run --input {} --max-logit --output o.npy", kSample), 2,
+                 {"--max-logit"});
   expect_refused(fmt::format("run --input {} --window 3", kSample), 2, {"--window is 3"});
   expect_refused(fmt::format("run --input {} --softcap nan", kSample), 2,
                  {"--softcap is nan; accepted is a finite number above 0"});
@@ -76,8 +78,8 @@ TEST_F(Command, BadUsage) {
 }
 
 TEST_F(Command, RunsTheSampleVerified) {
-  const Result result = attn(
-      fmt::format("run --input {} --output {} --lse --verify", kSample, quoted("o.safetensors")));
+  const Result result = attn(fmt::format("run --input {} --output {} --lse --max-logit --verify",
+                                         kSample, quoted("o.safetensors")));
   EXPECT_EQ(result.code, 0) << result.text();
   EXPECT_TRUE(result.out_has("b1_n505_h12_d32_f32")) << result.text();
   EXPECT_TRUE(result.out_has("verified  all rows against fp64: ok")) << result.text();
@@ -86,6 +88,8 @@ TEST_F(Command, RunsTheSampleVerified) {
   EXPECT_EQ(o.tensor().rank, 4);
   EXPECT_EQ(o.tensor().shape, (std::array<std::int64_t, 4>{1, 505, 12, 32}));
   EXPECT_EQ(file.read("lse").tensor().size(), 12 * 505);
+  EXPECT_TRUE(result.out_has("max_logit")) << result.text();
+  EXPECT_EQ(file.read("max_logit").tensor().size(), 12);
 }
 
 TEST_F(Command, EveryOptionOfAProblem) {

@@ -70,8 +70,11 @@ class RunFiles : public Command {
       if (tensor.given()) expected.emplace_back(name, tensor);
       return tensor;
     };
-    const Outputs outputs{.o = result("o", data.outputs.o), .lse = result("lse", data.outputs.lse)};
+    Outputs outputs{.o = result("o", data.outputs.o), .lse = result("lse", data.outputs.lse)};
+    outputs.max_logit = result("max_logit", data.outputs.max_logit);
+    const bool asks_logit = outputs.max_logit.given();
     forward(data.problem, inputs, outputs);
+    outputs.max_logit = {};  // no input of the backward pass
     if (with_gradients) {
       // All of them, whether or not the case asks: results do not depend on which are asked for.
       Gradients gradients{.dq = result("dq", inputs.q),
@@ -86,10 +89,10 @@ class RunFiles : public Command {
     }
 
     write_safetensors(path("call.safetensors"), file);
-    const Result run =
-        attn(fmt::format("run --input {} --problem '{}' --lse {} --seconds 0 --output {}",
-                         quoted("call.safetensors"), attn::to_string(c.problem),
-                         with_gradients ? "--backward" : "", quoted("results.safetensors")));
+    const Result run = attn(fmt::format(
+        "run --input {} --problem '{}' --lse {} {} --seconds 0 --output {}",
+        quoted("call.safetensors"), attn::to_string(c.problem), with_gradients ? "--backward" : "",
+        asks_logit ? "--max-logit" : "", quoted("results.safetensors")));
     ASSERT_EQ(run.code, 0) << run.text();
     const SafetensorsFile results(path("results.safetensors"));
     EXPECT_EQ(results.entries().size(), expected.size()) << run.text();

@@ -26,7 +26,7 @@ struct RunCommandOptions {
   ProblemOptions problem;
   RunOptions run;
   std::string output, json;
-  bool lse = false, verify = false;
+  bool lse = false, max_logit = false, verify = false;
   double seconds = 0.2;
 };
 
@@ -36,7 +36,7 @@ class Runner {
       : options_(options),
         report_(options.json, command_line),
         read_(read_problem(options.problem)),
-        results_(read_, options.problem.backward),
+        results_(read_, options.problem.backward, options.max_logit),
         context_(make_context(options.run)) {}
 
   int run() {
@@ -101,7 +101,8 @@ class Runner {
           if (plan.phase == Phase::forward) {
             forward(plan, read_.inputs, results_.outputs, context_);
           } else {
-            backward(plan, read_.inputs, results_.outputs, d_outputs, results_.gradients, context_);
+            const Outputs given{.o = results_.outputs.o, .lse = results_.outputs.lse};
+            backward(plan, read_.inputs, given, d_outputs, results_.gradients, context_);
           }
         },
         rule);
@@ -233,12 +234,13 @@ void add_run(CLI::App& app, int& status, const std::string& command_line) {
   auto options = std::make_shared<RunCommandOptions>();
   CLI::App* sub = app.add_subcommand("run", "Compute attention of tensors in files");
   add_problem_options(*sub, options->problem);
-  sub->add_option(
-         "--output", options->output,
-         "safetensors file (tensors o, with --lse lse, with --backward the gradients) or .npy "
-         "file (o alone)")
+  sub->add_option("--output", options->output,
+                  "safetensors file (tensors o, with --lse lse, with --max-logit max_logit, with "
+                  "--backward the gradients) or .npy "
+                  "file (o alone)")
       ->type_name("FILE");
   sub->add_flag("--lse", options->lse, "Write log(sum(exp(score))) of each row as well");
+  sub->add_flag("--max-logit", options->max_logit, "Write the largest score of each head as well");
   sub->add_flag("--backward", options->problem.backward,
                 "Gradients as well: dq, dk, dv, dsink, and d<name> for each buffer of the score");
   sub->add_option("--seconds", options->seconds, "Time calls for so long; the median counts")

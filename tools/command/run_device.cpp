@@ -21,7 +21,9 @@ OnDevice::OnDevice(const RunProblem& read, const Outputs& outputs, const OutputG
     for (const auto& buffer : expr::buffers(*e)) bind(*buffer);
   }
   if (plan.phase == Phase::forward) {
-    outputs_ = {.o = written(outputs.o), .lse = written(outputs.lse)};
+    outputs_ = {.o = written(outputs.o),
+                .lse = written(outputs.lse),
+                .max_logit = written(outputs.max_logit)};
     return;
   }
   outputs_ = {.o = here(outputs.o), .lse = here(outputs.lse)};

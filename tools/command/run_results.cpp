@@ -31,7 +31,7 @@ bool is_npy(const std::string& path) { return path.ends_with(".npy"); }
 
 }  // namespace
 
-RunResults::RunResults(const RunProblem& read, bool backward) {
+RunResults::RunResults(const RunProblem& read, bool backward, bool max_logit) {
   const Problem& problem = read.problem;
   const Inputs& inputs = read.inputs;
   std::vector<std::int64_t> shape_o = shape(inputs.q);
@@ -41,6 +41,7 @@ RunResults::RunResults(const RunProblem& read, bool backward) {
   outputs.lse = problem.layout_q == Layout::packed
                     ? keep(lse, {problem.heads_q, inputs.q.shape[0]})
                     : keep(lse, {problem.batch, problem.heads_q, problem.seqlen_q});
+  if (max_logit) outputs.max_logit = keep(lse, {problem.heads_q});
   if (!backward) return;
   gradients.dq = keep(problem.dtype, shape(inputs.q));
   gradients.dk = keep(problem.dtype, shape(inputs.k));
@@ -65,6 +66,7 @@ Tensor RunResults::keep(DType dtype, const std::vector<std::int64_t>& shape) {
 NamedTensors RunResults::named(const RunProblem& read, bool with_lse) const {
   NamedTensors tensors{{"o", without_batch(outputs.o, read.batchless_q)}};
   if (with_lse) tensors.emplace_back("lse", without_batch(outputs.lse, read.batchless_q));
+  if (outputs.max_logit.given()) tensors.emplace_back("max_logit", outputs.max_logit);
   if (!gradients.dq.given()) return tensors;
   tensors.emplace_back("dq", without_batch(gradients.dq, read.batchless_q));
   tensors.emplace_back("dk", without_batch(gradients.dk, read.batchless_k));
@@ -81,8 +83,8 @@ void check_results(const std::string& path, const NamedTensors& tensors) {
     if (tensors.size() > 1) {
       throw Error(
           ErrorCode::invalid_argument,
-          fmt::format("--output is {}, which holds one tensor, but {} are written with --lse "
-                      "or --backward; a safetensors file is accepted",
+          fmt::format("--output is {}, which holds one tensor, but {} are written with --lse, "
+                      "--max-logit or --backward; a safetensors file is accepted",
                       io::printable(path), tensors.size()));
     }
     io::check_npy(path, tensors.front().second.dtype);

@@ -18,7 +18,7 @@ using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 // writes them.
 class RunResults {
  public:
-  RunResults(const RunProblem& read, bool backward);
+  RunResults(const RunProblem& read, bool backward, bool max_logit);
 
   Outputs outputs;
   Gradients gradients;  // of the buffers: each that the score reads as float

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "command/sampled_problem.hpp"
 #include "command/similar_inputs.hpp"
@@ -195,6 +196,25 @@ void look_for_nan(Verification& in, const std::string& name, const Tensor& tenso
   }
 }
 
+// The largest scores of the heads, over all rows of a small problem.
+std::vector<Comparison> judge_max_logit(const Problem& problem, const Inputs& inputs,
+                                        const Outputs& outputs, DeviceType device) {
+  const std::int64_t scores = scores_of(problem);
+  const auto expect = [&](const Inputs& from, std::int64_t most) {
+    std::vector<verify::Expected> expected = verify::expect_forward(
+        problem, from, {.o = outputs.o, .lse = {}, .max_logit = outputs.max_logit},
+        std::min(most, verify::yardstick_orders(scores)));
+    if (device == DeviceType::cuda) verify::measure_tensor_cores(problem, from, expected);
+    std::erase_if(expected, [](const verify::Expected& one) { return one.name == "o"; });
+    return expected;
+  };
+  std::vector<verify::Expected> expected = expect(inputs, kMaxOrders);
+  const verify::Part whole{expected};
+  return judge({&whole, 1}, scores, [&](std::size_t, std::uint64_t draw) {
+    return expect(SimilarInputs(inputs, {}, draw).inputs(), kSimilarOrders);
+  });
+}
+
 }  // namespace
 
 bool Verification::passed() const { return all_passed(comparisons); }
@@ -252,6 +272,11 @@ Verification verify_forward(const Problem& problem, const Inputs& inputs, const 
   if (small || all_finite({inputs.q, inputs.k, inputs.v})) {
     look_for_nan(result, "o", outputs.o, parts, 0);
     look_for_nan(result, "lse", outputs.lse, parts, 1);
+  }
+  if (small && outputs.max_logit.given()) {
+    for (Comparison& one : judge_max_logit(problem, inputs, outputs, device)) {
+      result.comparisons.push_back(std::move(one));
+    }
   }
   return result;
 }

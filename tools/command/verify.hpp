@@ -25,11 +25,12 @@ bool is_small(const Problem& problem);
 // `outputs` hold the result of a complete problem. Small problems, and those with dropout, are
 // compared whole. Of others rows are drawn, spread over sequences and heads, and compared with the
 // reference of exactly these rows (SampledProblem); everywhere else O and LSE are looked through
-// for NaN, which the caller put there before. The error rule is that of `attn check`, all three
-// parts of it (verify/expectation.hpp). Where so few rows are compared that the largest error of
-// standard attention over them is a matter of luck, it is taken over several orders of the keys,
-// and where results fail, over inputs much like the given ones too (similar_inputs.hpp). device:
-// what computed them; a GPU's tensor cores have a yardstick of their own.
+// for NaN, which the caller put there before. max_logit is compared where is_small holds alone. The
+// error rule is that of `attn check`, all three parts of it (verify/expectation.hpp). Where so few
+// rows are compared that the largest error of standard attention over them is a matter of luck, it
+// is taken over several orders of the keys, and where results fail, over inputs much like the given
+// ones too (similar_inputs.hpp). device: what computed them; a GPU's tensor cores have a yardstick
+// of their own.
 Verification verify_forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
                             DeviceType device);
 
