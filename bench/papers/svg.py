@@ -8,6 +8,7 @@ WIDTH, HEIGHT, LEFT, TOP, GAP = 330, 260, 74, 64, 44
 def ticks(low, high, log):
     if log:
         first, last = math.floor(math.log2(low) + 1e-9), math.ceil(math.log2(high) - 1e-9)
+        last = max(last, first + 1)  # one value alone has a panel too
         step = max(1, math.ceil((last - first) / 6))
         return [2.0 ** e for e in range(first, last + step, step)]
     step = 10 ** math.floor(math.log10((high - low) / 4))
