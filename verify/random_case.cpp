@@ -41,7 +41,9 @@ class Generator {
     shared_prefix();
     cache_types();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
-    if (logits_() % kMaxLogitEvery == 0) hint("maxlogit");
+    // Beside a prefix max_logit counts rows of Q that are not in use, and so is refused.
+    const bool counts_all = has_prefix_ && hints_.find("padded") != std::string::npos;
+    if (logits_() % kMaxLogitEvery == 0 && !counts_all) hint("maxlogit");
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
 
@@ -279,11 +281,13 @@ class Generator {
     const std::int64_t keys = 1 + static_cast<std::int64_t>(shared_() % 400);
     if (batch_ * heads_q_ * seqlen_q_ * keys > kMaxScores) return;
     put("sp", keys);
+    has_prefix_ = true;
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
   Random random_, lengths_, lists_, shared_, caches_, logits_;
   bool paged_ = false;
+  bool has_prefix_ = false;
   bool dropout_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0, d_ = 0, dv_ = 0;
   std::string text_, hints_;
