@@ -41,9 +41,9 @@ class Generator {
     shared_prefix();
     cache_types();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
-    // Beside a prefix max_logit counts rows of Q that are not in use, and so is refused.
-    const bool counts_all = has_prefix_ && hints_.find("padded") != std::string::npos;
-    if (logits_() % kMaxLogitEvery == 0 && !counts_all) hint("maxlogit");
+    // max_logit is refused beside both a prefix and lengths of Q.
+    const bool refused = has_prefix_ && hints_.find("padded") != std::string::npos;
+    if (logits_() % kMaxLogitEvery == 0 && !refused) hint("maxlogit");
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
 

@@ -236,8 +236,7 @@ void add_run(CLI::App& app, int& status, const std::string& command_line) {
   add_problem_options(*sub, options->problem);
   sub->add_option("--output", options->output,
                   "safetensors file (tensors o, with --lse lse, with --max-logit max_logit, with "
-                  "--backward the gradients) or .npy "
-                  "file (o alone)")
+                  "--backward the gradients) or .npy file (o alone)")
       ->type_name("FILE");
   sub->add_flag("--lse", options->lse, "Write log(sum(exp(score))) of each row as well");
   sub->add_flag("--max-logit", options->max_logit, "Write the largest score of each head as well");
