@@ -7,6 +7,7 @@
 #include "attn/context.hpp"
 #include "attn/run.hpp"
 #include "cuda/codegen/source.hpp"
+#include "cuda/device/kernels/merge_params.cuh"
 
 namespace attn::cuda {
 
@@ -16,7 +17,16 @@ inline constexpr std::size_t kMostMergedParts = 32;
 // and f16: puts it into context.stream. Throws Error(unavailable | unsupported | device).
 void merge(const std::vector<Outputs>& parts, const Outputs& result, const Context& context);
 
-// Its kernel. wide: columns that are loaded at once, 4 or 1.
-Source merge_source(int wide);
+// All that the source of its kernel depends on.
+struct MergeConfig {
+  MergeConfig() = default;
+  MergeConfig(const std::vector<Outputs>& parts, const Outputs& result);
+  bool operator==(const MergeConfig&) const = default;
+
+  int wide = 1;        // columns that are loaded at once: 8, 4 or 1
+  int part_lanes = 2;  // the least power of two from 2 on that is not less than the parts
+  device::MergeType type = device::MergeType::mixed;  // of the parts
+};
+Source merge_source(const MergeConfig& config);
 
 }  // namespace attn::cuda

@@ -138,17 +138,20 @@ TEST(CudaMerge, IsThatOfTheCpu) {
       for (const bool packed : {false, true}) {
         const std::string where = "seed " + std::to_string(seed) + ", dim " + std::to_string(dim) +
                                   ", " + std::to_string(count) + " parts";
-        // Elements that cannot be loaded four at a time, also where the head size is of such.
-        const std::int64_t gap = ++turn % 2 == 0 ? 1 : 4;
+        // Elements that can be loaded one, four and eight at a time.
+        constexpr std::int64_t kGaps[] = {1, 4, 8};
+        const std::int64_t gap = kGaps[++turn % 3];
+        const std::size_t step = turn % 2;  // parts of one type, or of all
         std::list<Part> parts;
         std::vector<Outputs> host, gpu;
         for (std::size_t p = 0; p < count; ++p) {
-          Part& part = parts.emplace_back(kTypes[(turn + p) % 3], 5, 3, dim, packed, gap);
+          Part& part =
+              parts.emplace_back(kTypes[(turn / 3 + p * step) % 3], 5, 3, dim, packed, gap);
           part.fill(number);
           host.push_back(part.host);
           gpu.push_back(part.gpu);
         }
-        const DType dtype = kTypes[turn % 3];
+        const DType dtype = kTypes[turn / 2 % 3];
         Part expected(dtype, 5, 3, dim, packed, gap), got(dtype, 5, 3, dim, packed, gap);
         got.upload();
         attn::merge(host, expected.host);
@@ -258,11 +261,15 @@ TEST(CudaMerge, KernelsCompileWithoutSpills) {
   ATTN_NEEDS_NVRTC();
   if (std::getenv("ATTN_NVRTC") != nullptr) GTEST_SKIP() << "skipped: NVRTC is the emulator's";
   const std::string folder = ::testing::TempDir() + "attn_merge_kernels";
-  for (const int wide : {1, 4}) {
+  std::vector<MergeConfig> configs(4);
+  configs[1].wide = 4, configs[1].part_lanes = 32;
+  configs[2].wide = 8, configs[2].type = device::MergeType::bf16;
+  configs[3].wide = 4, configs[3].part_lanes = 8, configs[3].type = device::MergeType::f32;
+  for (const MergeConfig& config : configs) {
     for (const Arch arch : {Arch{80, false}, Arch{90, true}}) {
-      const Report report = compile_into(merge_source(wide), arch, {}, folder).report;
-      EXPECT_EQ(report.spill_store_bytes, 0) << wide;
-      EXPECT_LE(report.registers, 64) << wide;
+      const Report report = compile_into(merge_source(config), arch, {}, folder).report;
+      EXPECT_EQ(report.spill_store_bytes, 0) << config.wide << ' ' << config.part_lanes;
+      EXPECT_LE(report.registers, 128) << config.wide << ' ' << config.part_lanes;
     }
   }
 }

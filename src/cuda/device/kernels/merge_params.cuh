@@ -3,7 +3,8 @@
 
 namespace attn::device {
 
-enum class MergeType { f32, bf16, f16 };
+// mixed: what all parts together may have.
+enum class MergeType { f32, bf16, f16, mixed };
 
 // O and LSE of a part or of the result. Strides count elements: of the batch, queries and heads,
 // then of the columns of O.
@@ -18,7 +19,9 @@ struct MergeParams {
   MergePart part[kMergeParts], result;
   long long rows, seqlen_q, heads, columns;  // rows: of all batch entries, queries and heads
   int parts;
+  int column_lanes_log2;  // of the lanes that have a row's columns, 32 at most
 };
 inline constexpr int kMergeThreads = 128;
+inline constexpr int kMergeBlocks = 5;  // of a multiprocessor: up to 100 registers a thread
 
 }  // namespace attn::device
