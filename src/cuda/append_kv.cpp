@@ -9,10 +9,10 @@
 
 #include "core/cache_type.hpp"
 #include "core/hadamard.hpp"
+#include "cuda/cached_row.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/device/kernels/append_kv_params.cuh"
 #include "cuda/driver/device.hpp"
-#include "cuda/driver/pointer.hpp"
 #include "cuda/jit/kernels_by_key.hpp"
 
 namespace attn::cuda {
@@ -22,19 +22,11 @@ namespace {
 struct PartConfig {
   DType source = DType::f32, weight = DType::f32;
   CacheType target = CacheType::f32;
-  std::int64_t dim = 0, rope_dim = 0, hadamard = 1;
-  int wide_from = 1, wide_to = 1;  // elements of a load and a store
+  std::int64_t dim = 0, rope_dim = 0, hadamard = 0;
+  int wide = 1, lanes = 1;  // columns that are loaded at once; lanes of a warp that have a row
   bool norm = false, weighted = false, scaled = false, writes_scale = false;
   bool operator==(const PartConfig&) const = default;
 };
-
-// Elements of a packet of 8 bytes, with which a warp has a row of 128 elements of 16 bits; 1 where
-// addresses or the head size do not allow it.
-int packet_of(const Tensor& t, std::int64_t dim) {
-  const std::int64_t elements = 8 / static_cast<std::int64_t>(size_of(t.dtype));
-  const bool fits = t.dtype != DType::u8 && dim % elements == 0 && alignment_of(t) % 8 == 0;
-  return fits ? static_cast<int>(elements) : 1;
-}
 
 struct AppendConfig {
   std::array<PartConfig, 3> part;
@@ -48,14 +40,15 @@ struct AppendConfig {
         interleaved(call.rope_dim > 0 && call.interleaved) {
     for (std::size_t i = 0; i < count; ++i) {
       const core::AppendPart& p = call.all[i];
+      const int wide = wide_columns(p.from, p.type, p.to);
       part[i] = {.source = p.from.dtype,
                  .weight = p.weight.dtype,
                  .target = p.type,
                  .dim = p.dim(),
                  .rope_dim = p.rope ? call.rope_dim : 0,
-                 .hadamard = p.hadamard ? core::hadamard_size(p.dim()) : 1,
-                 .wide_from = packet_of(p.from, p.dim()),
-                 .wide_to = packet_of(p.to, p.dim()),
+                 .hadamard = p.hadamard ? core::hadamard_size(p.dim()) : 0,
+                 .wide = wide,
+                 .lanes = lanes_of_row(p.dim(), wide),
                  .norm = p.norm,
                  .weighted = p.weight.given(),
                  .scaled = p.scale.given(),
@@ -65,32 +58,42 @@ struct AppendConfig {
 };
 
 std::string text_of(const PartConfig& c, bool interleaved) {
-  return fmt::format(
-      "attn::device::AppendPart<attn::device::{}, {}, {}, {}, {}, attn::device::{}, {}, {}, {}, "
-      "{}, "
-      "attn::device::CacheTarget::{}, attn::device::AppendScale::{}>",
-      element_type(c.source), c.wide_from, c.wide_to, c.dim, c.norm, element_type(c.weight),
-      c.weighted, c.rope_dim, interleaved, c.hadamard, name(c.target),
-      c.writes_scale ? "chosen"
-      : c.scaled     ? "given"
-                     : "none");
+  const std::string row =
+      fmt::format("CachedRow<{}, CacheTarget::{}, {}, {}, {}, {}>", element_type(c.source),
+                  name(c.target), c.dim, c.wide, c.lanes, c.hadamard);
+  return fmt::format("AppendPart<{}, {}, {}, {}, {}, {}, {}, AppendScale::{}>", row, c.dim, c.norm,
+                     element_type(c.weight), c.weighted, c.rope_dim, interleaved,
+                     c.writes_scale ? "chosen"
+                     : c.scaled     ? "given"
+                                    : "none");
+}
+
+// Thread blocks of a multiprocessor that leave a thread the registers it needs.
+int blocks_of(const PartConfig& c) {
+  const bool small = c.hadamard == 0 && !c.norm && c.wide > 1 && c.dim <= c.lanes * c.wide;
+  if (!small) return 1;
+  if (c.rope_dim == 0) return 4;
+  return core::is_scaled(c.target) || core::is_blocked(c.target) ? 1 : 3;
 }
 
 Source source_of(const AppendConfig& config) {
   std::string parts;
+  int blocks = 4;
   for (std::size_t i = 0; i < config.count; ++i) {
     parts += ",\n    " + text_of(config.part[i], config.interleaved);
+    blocks = std::min(blocks, blocks_of(config.part[i]));
   }
   Source source;
   source.name = "append_kv";
   source.entry = "attn_append_kv";
   source.text = fmt::format(
       "#include \"ptx/math.cuh\"\n#include \"kernels/append_kv.cuh\"\n"
-      "extern \"C\" __global__ void __launch_bounds__(attn::device::kAppendThreads)\n"
-      "attn_append_kv(const __grid_constant__ attn::device::AppendParams p) {{\n"
-      "  attn::device::append_kv<{}{}>(p);\n"
+      "using namespace attn::device;\n"
+      "extern \"C\" __global__ void __launch_bounds__(kAppendThreads, {})\n"
+      "attn_append_kv(const __grid_constant__ AppendParams p) {{\n"
+      "  append_kv<{}{}>(p);\n"
       "}}\n",
-      config.first_is_q ? 1 : 0, parts);
+      blocks, config.first_is_q ? 1 : 0, parts);
   return source;
 }
 
@@ -127,7 +130,6 @@ device::AppendParams parameters_of(const core::AppendCall& call) {
   device::AppendParams p{};
   for (std::size_t i = 0; i < call.count; ++i) {
     p.part[i] = parameters_of(call, call.all[i]);
-    p.heads += p.part[i].heads;
   }
   p.cu_seqlens = int_data(in.cu_seqlens);
   p.cache_seqlens = int_data(in.cache_seqlens);
@@ -165,21 +167,25 @@ void append_kv(const core::AppendCall& call, const Context& context) {
   const int ordinal = call.all[0].from.device.index;
   const ContextGuard guard(ordinal);
   device::AppendParams parameters = parameters_of(call);
-  const std::int64_t rows = parameters.rows * parameters.heads;
-  if (rows == 0) return;
+  std::int64_t heads = 0;
+  for (std::size_t i = 0; i < call.count; ++i) heads += call.all[i].heads();
+  if (parameters.rows * heads == 0) return;
   // A warp a head of a row, while these are no more than half of what an H100 runs at once; of
-  // more, as in prompts, a warp takes up to eight, for which it looks once where the row goes.
+  // more, as in prompts, a warp takes up to 16, for which it looks once where the row goes.
   constexpr std::int64_t kFewWarps = 1 << 12;
-  parameters.together = static_cast<int>(std::clamp<std::int64_t>(rows / kFewWarps, 1, 8));
-  const std::int64_t warps =
-      parameters.rows * ((parameters.heads + parameters.together - 1) / parameters.together);
+  const auto together = std::clamp<std::int64_t>(parameters.rows * heads / kFewWarps, 1, 16);
+  parameters.together = static_cast<int>(together);
+  for (std::size_t i = 0; i < call.count; ++i) {
+    parameters.groups += static_cast<int>((call.all[i].heads() + together - 1) / together);
+  }
+  const std::int64_t warps = parameters.rows * parameters.groups;
   // Past 2^16 blocks of threads warps go on.
   constexpr std::int64_t kWarps = device::kAppendThreads / 32, kMostBlocksAtOnce = 1 << 16;
   LaunchConfig launch;
   launch.block = device::kAppendThreads;
   launch.grid[0] = static_cast<unsigned>(
       std::min<std::int64_t>((warps + kWarps - 1) / kWarps, kMostBlocksAtOnce));
-  launch.shared_bytes = kWarps * device::kAppendRow * sizeof(float);
+  if (call.rope_dim > 0) launch.shared_bytes = kWarps * device::kAppendMemory * sizeof(float);
   std::array<void*, 1> arguments{&parameters};
   const AppendConfig config(call);
   kernels_by_key<AppendConfig>()

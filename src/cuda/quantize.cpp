@@ -6,15 +6,18 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <numeric>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <vector>
 
-#include "core/cache_type.hpp"
 #include "core/hadamard.hpp"
+#include "cuda/cached_row.hpp"
 #include "cuda/codegen/config_text.hpp"
 #include "cuda/device/kernels/quantize_params.cuh"
 #include "cuda/driver/device.hpp"
-#include "cuda/driver/pointer.hpp"
 #include "cuda/jit/kernels_by_key.hpp"
 
 namespace attn::cuda {
@@ -37,17 +40,6 @@ bool shares_scales(const QuantizeCall& call) {
   return shared;
 }
 
-// Columns that are loaded and stored at once.
-int wide_columns(const QuantizeCall& call) {
-  constexpr int kWide = 4;
-  const auto fits = [](const Tensor& t) {
-    return alignment_of(t) % (kWide * static_cast<std::int64_t>(size_of(t.dtype))) == 0;
-  };
-  const std::int64_t dim = call.x.shape[axes_of_rows(call.x)];
-  return dim % kWide == 0 && fits(call.x) && (core::is_blocked(call.type) || fits(call.to)) ? kWide
-                                                                                            : 1;
-}
-
 // All that the source depends on.
 struct QuantizeConfig {
   QuantizeConfig(const QuantizeCall& call, QuantizePass of)
@@ -59,7 +51,8 @@ struct QuantizeConfig {
                                     : QuantizeScale::row),
         dim(call.x.shape[axes_of_rows(call.x)]),
         hadamard(call.options.rotation ? core::hadamard_size(dim) : 0),
-        wide(wide_columns(call)) {}
+        wide(wide_columns(call.x, call.type, call.to)),
+        lanes(lanes_of_row(dim, wide)) {}
   bool operator==(const QuantizeConfig&) const = default;
 
   QuantizePass pass;
@@ -67,7 +60,7 @@ struct QuantizeConfig {
   CacheType target;
   QuantizeScale scale;
   std::int64_t dim, hadamard;
-  int wide;
+  int wide, lanes;
 };
 
 std::string_view text_of(QuantizeScale scale) {
@@ -84,8 +77,8 @@ std::string_view text_of(QuantizeScale scale) {
 
 Source source_of(const QuantizeConfig& c) {
   const std::string rows =
-      fmt::format("Quantize<{}, CacheTarget::{}, {}, {}, {}>", element_type(c.source),
-                  name(c.target), c.dim, c.wide, c.hadamard);
+      fmt::format("CachedRow<{}, CacheTarget::{}, {}, {}, {}, {}>", element_type(c.source),
+                  name(c.target), c.dim, c.wide, c.lanes, c.hadamard);
   std::string call;
   switch (c.pass) {
     case QuantizePass::clear_scales:
@@ -104,16 +97,30 @@ Source source_of(const QuantizeConfig& c) {
   source.text = fmt::format(
       "#include \"kernels/quantize.cuh\"\n"
       "using namespace attn::device;\n"
-      "extern \"C\" __global__ void __launch_bounds__(kQuantizeThreads)\n"
+      "extern \"C\" __global__ void __launch_bounds__(kQuantizeThreads, {})\n"
       "attn_quantize(const __grid_constant__ QuantizeParams p) {{\n"
       "  {}(p);\n"
       "}}\n",
-      call);
+      c.hadamard == 0 && c.dim <= c.lanes * c.wide ? 4 : 1, call);
   return source;
 }
 
-// Rows in the order in which those that share a scale lie behind each other: along the sequence,
-// then along the heads.
+// Axes of rows: those along which rows share a scale first, so that a scale is written few times,
+// then by their distance in memory. Blocks of rows lie along the first.
+std::vector<std::size_t> order_of_axes(const QuantizeCall& call) {
+  std::vector<std::size_t> order(axes_of_rows(call.x));
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const std::size_t sequence = order.size() < 2 ? 0 : order.size() - 2;
+  const auto key = [&](std::size_t axis) {
+    const bool blocks = call.options.block > 1 && axis == sequence;
+    const bool shared = call.scale.given() && call.scale.strides[axis] == 0;
+    return std::make_tuple(!blocks, !shared, std::abs(call.x.strides[axis]));
+  };
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return key(a) < key(b); });
+  return order;
+}
+
 device::QuantizeParams quantize_parameters(const QuantizeCall& call) {
   device::QuantizeParams p{};
   p.x = call.x.data;
@@ -123,9 +130,7 @@ device::QuantizeParams quantize_parameters(const QuantizeCall& call) {
   p.block = call.options.block;
   std::fill_n(p.sizes, device::kQuantizeAxes, 1);
   const std::size_t axes = axes_of_rows(call.x);
-  std::array<std::size_t, device::kQuantizeAxes> order{};
-  for (std::size_t i = 0; i < axes; ++i) order[i] = axes - 1 - i;
-  if (axes > 1) std::swap(order[0], order[1]);
+  const std::vector<std::size_t> order = order_of_axes(call);
   for (std::size_t i = 0; i < axes; ++i) {
     const std::size_t axis = order[i];
     p.sizes[i] = call.x.shape[axis];
@@ -134,6 +139,12 @@ device::QuantizeParams quantize_parameters(const QuantizeCall& call) {
     p.scale_strides[i] = call.scale.strides[axis];
     p.rows *= call.x.shape[axis];
   }
+  const auto set_wraps = [&](const long long* strides, long long* wraps) {
+    for (std::size_t i = 0; i + 1 < axes; ++i) wraps[i] = strides[i + 1] - p.sizes[i] * strides[i];
+  };
+  set_wraps(p.x_strides, p.x_wraps);
+  set_wraps(p.to_strides, p.to_wraps);
+  set_wraps(p.scale_strides, p.scale_wraps);
   if (call.options.rotation) {
     for (std::int64_t c = 0; c < call.x.shape[axes]; ++c) {
       const unsigned negated = core::negates_column(*call.options.rotation, c) ? 1 : 0;
@@ -154,23 +165,25 @@ void quantize(const QuantizeCall& call, const Context& context) {
   const int ordinal = call.x.device.index;
   const ContextGuard guard(ordinal);
   device::QuantizeParams p = quantize_parameters(call);
-  // As many warps as an H100 runs at once, with a row or several each.
-  constexpr std::int64_t kMostWarps = 1 << 13, kWarps = device::kQuantizeThreads / 32;
-  p.rows_together = (p.rows + kMostWarps - 1) / kMostWarps;
-  const std::int64_t warps = (p.rows + p.rows_together - 1) / p.rows_together;
+  // As many threads as an H200 runs at once, of which some have a row or several each.
+  constexpr std::int64_t kMostThreads = 1 << 18, kThreads = device::kQuantizeThreads;
+  const QuantizeConfig of_rows(call, QuantizePass::quantize);
+  const std::int64_t most = kMostThreads / of_rows.lanes, in_block = kThreads / of_rows.lanes;
+  p.rows_together = (p.rows + most - 1) / most;
+  const std::int64_t parts = (p.rows + p.rows_together - 1) / p.rows_together;
   const auto launch = [&](QuantizePass pass, std::int64_t blocks) {
     LaunchConfig of;
     of.block = device::kQuantizeThreads;
     of.grid[0] = blocks;
     std::array<void*, 1> arguments{&p};
-    const QuantizeConfig config(call, pass);
+    QuantizeConfig config = of_rows;
+    config.pass = pass;
     kernels_by_key<QuantizeConfig>()
         .get(ordinal, config, context, [&] { return source_of(config); })
         .launch(of, context.stream, arguments.data());
   };
-  const std::int64_t blocks = (warps + kWarps - 1) / kWarps;
+  const std::int64_t blocks = (parts + in_block - 1) / in_block;
   if (shares_scales(call)) {
-    constexpr std::int64_t kThreads = device::kQuantizeThreads;
     launch(QuantizePass::clear_scales, (p.rows + kThreads - 1) / kThreads);
     launch(QuantizePass::find_scales, blocks);
   }

@@ -159,7 +159,8 @@ TEST(CudaQuantize, HasTheBitsOfTheCpu) {
         constexpr std::int64_t kDims[] = {1, 128, 37, 160}, kOfBlocks[] = {32, 160};
         const std::int64_t dim = core::is_blocked(type) ? kOfBlocks[turn % 2] : kDims[turn % 4];
         const DType source = kSources[turn++ % 3];
-        Call call(type, source, dim, share, turn % 2 == 0 ? 1 : 4);
+        constexpr std::int64_t kGaps[] = {1, 4, 8};  // loads of 1, 4 and 8 columns
+        Call call(type, source, dim, share, kGaps[turn / 2 % 3]);
         const double largest = std::exp(2 * normal(random));
         const double step = scale_for(type, largest);
         call.fill([&](std::int64_t row, std::int64_t i) {

@@ -1,15 +1,16 @@
 // New rows of K and V go to their places in a cache, and rows of Q likewise to an output
 // (attn/append_kv.hpp): norm, rotary embedding, Hadamard rotation, rounding. A warp takes some
-// heads of a row one by one, whose numbers lie in shared memory meanwhile, and goes on with those a
-// grid further.
+// heads of a row, of which some lanes each have one in registers, and goes on with those a grid
+// further.
 //
-// Grid: any number of blocks of kAppendThreads, kAppendRow floats of shared memory a warp.
+// Grid: any number of blocks of kAppendThreads; kAppendMemory floats of shared memory a warp where
+// pairs of columns are rotated.
 #pragma once
 
 #include "device.cuh"
 #include "expr/trigonometry.cuh"
 #include "kernels/append_kv_params.cuh"
-#include "tile/cache_codes.cuh"
+#include "tile/cached_row.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -73,226 +74,174 @@ ATTN_DEVICE AppendPlace append_place(const AppendParams& p, long long row) {
   return at;
 }
 
-ATTN_DEVICE float sum_of_warp(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
-ATTN_DEVICE float largest_of_warp(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-  return x;
-}
-
-// Elements that are loaded or stored at once.
-template <class Element, int kWide>
-struct alignas(kWide * sizeof(typename Scalar<Element>::Storage)) AppendPacket {
-  typename Scalar<Element>::Storage stored[kWide];
-};
-
-// One of Q, K and V. kWideFrom, kWideTo: elements of a packet; 1 where rows are aligned to no more.
-template <class Source, int kWideFrom, int kWideTo, int kDim, bool kNorm, class Weight,
-          bool kWeighted, int kRopeDim, bool kInterleaved, int kHadamard, CacheTarget kTarget,
-          AppendScale kScale>
+// One of Q, K and V. Row: how a row of one head is kept (CachedRow).
+template <class Row, int kDim, bool kNorm, class Weight, bool kWeighted, int kRopeDim,
+          bool kInterleaved, AppendScale kScale>
 struct AppendPart {
+  static constexpr int kWide = Row::kWide, kPackets = Row::kPackets;
+  static constexpr int kSideBySide = 32 / Row::kLanes;  // heads
+  // Heads that are loaded before the first of them is used.
+  static constexpr int kAhead = kPackets >= 4 ? 1 : 4 / kPackets;
+  static constexpr int kPairs = kRopeDim / 2;
+
   const AppendParams& p;
   const AppendPartParams& part;
-  float* x;  // of the warp
-  int lane;
+  float* memory;  // of the warp
+  const int lane;
 
-  template <class Body>
-  ATTN_DEVICE void for_each(Body body) const {
-#pragma unroll
-    for (int i = 0; i < kDim; i += 32) {
-      if (i + lane < kDim) body(i + lane);
-    }
+  // Cosine and sine for each of the row's numbers in this lane.
+  struct Angles {
+    float cos[kPackets][kWide], sin[kPackets][kWide];
+  };
+  // The pair that a column belongs to, and the other column of it.
+  static ATTN_DEVICE int pair_of(int column) {
+    return kInterleaved ? column / 2 : column < kPairs ? column : column - kPairs;
+  }
+  static ATTN_DEVICE bool is_first(int column) {
+    return kInterleaved ? column % 2 == 0 : column < kPairs;
+  }
+  static ATTN_DEVICE int other_of(int column) {
+    return is_first(column) ? column + (kInterleaved ? 1 : kPairs)
+                            : column - (kInterleaved ? 1 : kPairs);
   }
 
-  ATTN_DEVICE void load(const AppendPlace& at, long long row, int head) const {
-    const long long offset = p.cu_seqlens != nullptr
-                                 ? row * part.from_row
-                                 : at.sequence * part.from_block + at.in_sequence * part.from_row;
-    const auto* from = reinterpret_cast<const AppendPacket<Source, kWideFrom>*>(
-        element<Source>(part.from, offset + head * part.from_head));
-#pragma unroll
-    for (int i = lane; i < kDim / kWideFrom; i += 32) {
-      const AppendPacket<Source, kWideFrom> packet = from[i];
-#pragma unroll
-      for (int j = 0; j < kWideFrom; ++j) {
-        x[i * kWideFrom + j] = Scalar<Source>::from(packet.stored[j]);
+  ATTN_DEVICE void find(Angles& angles, const Row& row, long long position) const {
+    row.for_each([&](int i, int k) {
+      const int column = row.column(i) + k;
+      if (column >= kRopeDim) return;
+      const int pair = pair_of(column);
+      float &c = angles.cos[i][k], &s = angles.sin[i][k];
+      if (p.inv_freq == nullptr) {
+        c = p.cos[position * p.cos_stride + pair];
+        s = p.sin[position * p.sin_stride + pair];
+        return;
       }
+      // The angle less whole turns, in double.
+      const double angle = static_cast<double>(position) * static_cast<double>(p.inv_freq[pair]);
+      constexpr double kMagic = 0x1.8p52, kTurn = 0x1.921fb54442d18p+2;
+      const double turns = (angle * (1 / kTurn) + kMagic) - kMagic;
+      const auto rest = static_cast<float>(angle - turns * kTurn);
+      c = cosine(rest);
+      s = sine(rest);
+    });
+  }
+  ATTN_DEVICE void rotate(Row& row, const Angles& angles) const {
+    float other[kPackets][kWide];
+    if constexpr (kInterleaved && kWide % 2 == 0) {
+      row.for_each([&](int i, int k) { other[i][k] = row.x[i][k ^ 1]; });
+    } else {
+      exchange(row, other);
     }
+    row.for_each([&](int i, int k) {
+      const int column = row.column(i) + k;
+      if (column >= kRopeDim) return;
+      const float c = angles.cos[i][k], s = angles.sin[i][k];
+      float& x = row.x[i][k];
+      x = is_first(column) ? x * c - other[i][k] * s : other[i][k] * s + x * c;
+    });
+  }
+  // The other number of each pair. A number of packet i lies kWide i + k rows of 32 floats from the
+  // beginning, at its lane, so that no two lanes meet in a bank.
+  ATTN_DEVICE void exchange(const Row& row, float (&other)[kPackets][kWide]) const {
+    const int lane_of_warp = static_cast<int>(threadIdx.x % 32), before = lane_of_warp - lane;
+    row.for_each([&](int i, int k) { memory[(kWide * i + k) * 32 + lane_of_warp] = row.x[i][k]; });
     __syncwarp();
+    row.for_each([&](int i, int k) {
+      const int column = row.column(i) + k;
+      if (column >= kRopeDim) return;
+      // Packets whose pairs are packets are found by their first number.
+      constexpr bool kWhole = !kInterleaved && kPairs % kWide == 0;
+      const int from = kWhole ? other_of(column - k) : other_of(column);
+      const int number = kWhole ? k : from % kWide;
+      const int packet = from / Row::kAcross, its_lane = from % Row::kAcross / kWide;
+      other[i][k] = memory[(kWide * packet + number) * 32 + before + its_lane];
+    });
+    __syncwarp();  // the next row takes the same memory
   }
 
-  // Each thread has the same elements in all of these but the rotations.
-  ATTN_DEVICE void norm() const {
+  ATTN_DEVICE void norm(Row& row) const {
     float squares = 0;
-    for_each([&](int i) { squares += x[i] * x[i]; });
-    const float mean = sum_of_warp(squares) / static_cast<float>(kDim);
+    row.for_each([&](int i, int k) { squares += row.x[i][k] * row.x[i][k]; });
+#pragma unroll
+    for (int step = 1; step < Row::kLanes; step *= 2) {
+      squares += __shfl_xor_sync(~0u, squares, step);
+    }
+    const float mean = squares / static_cast<float>(kDim);
     const float root = __fsqrt_rn(mean + p.norm_eps);
-    for_each([&](int i) {
-      x[i] = __fdiv_rn(x[i], root);
+    row.for_each([&](int i, int k) {
+      row.x[i][k] = __fdiv_rn(row.x[i][k], root);
       if constexpr (kWeighted) {
-        x[i] *= Scalar<Weight>::from(element<Weight>(part.weight, i)[0]);
+        row.x[i][k] *= Scalar<Weight>::from(element<Weight>(part.weight, row.column(i) + k)[0]);
       }
     });
   }
 
-  ATTN_DEVICE void rotate(long long position) const {
-    constexpr int kPairs = kRopeDim / 2;
-    __syncwarp();
-#pragma unroll
-    for (int first = 0; first < kPairs; first += 32) {
-      const int i = first + lane;
-      if (i >= kPairs) break;
-      float c, s;
-      if (p.inv_freq != nullptr) {
-        // The angle less whole turns, in double.
-        const double angle = static_cast<double>(position) * static_cast<double>(p.inv_freq[i]);
-        constexpr double kMagic = 0x1.8p52, kTurn = 0x1.921fb54442d18p+2;
-        const double turns = (angle * (1 / kTurn) + kMagic) - kMagic;
-        const auto rest = static_cast<float>(angle - turns * kTurn);
-        c = cosine(rest);
-        s = sine(rest);
-      } else {
-        c = p.cos[position * p.cos_stride + i];
-        s = p.sin[position * p.sin_stride + i];
-      }
-      float& one = x[kInterleaved ? 2 * i : i];
-      float& other = x[kInterleaved ? 2 * i + 1 : kPairs + i];
-      const float a = one, b = other;
-      one = a * c - b * s;
-      other = a * s + b * c;
+  ATTN_DEVICE float scale_of(const Row& row, const AppendPlace& at, int head, bool is_row) const {
+    if constexpr (kScale == AppendScale::given) {
+      return is_row ? part.scale[head * part.scale_head] : 1.f;
     }
-    __syncwarp();
-  }
-
-  ATTN_DEVICE void hadamard() const {
-    __syncwarp();
-#pragma unroll
-    for (int step = 1; step < kHadamard; step *= 2) {
-#pragma unroll
-      for (int first = 0; first < kDim / 2; first += 32) {
-        const int i = first + lane;  // of the sums
-        if (i >= kDim / 2) break;
-        float& one = x[i / step * 2 * step + i % step];
-        float& other = x[i / step * 2 * step + i % step + step];
-        const float a = one, b = other;
-        one = a + b;
-        other = a - b;
-      }
-      __syncwarp();
-    }
-    const float factor = __fdiv_rn(1.f, __fsqrt_rn(static_cast<float>(kHadamard)));
-    for_each([&](int i) { x[i] *= factor; });
-  }
-
-  static ATTN_DEVICE float divided(float value, float scale) {
-    return scale == 0 ? 0.f : __fdiv_rn(value, scale);
-  }
-
-  template <class Element>
-  ATTN_DEVICE void store_floats(long long offset) const {
-    __syncwarp();
-    auto* to = reinterpret_cast<AppendPacket<Element, kWideTo>*>(element<Element>(part.to, offset));
-#pragma unroll
-    for (int i = lane; i < kDim / kWideTo; i += 32) {
-      AppendPacket<Element, kWideTo> packet;
-#pragma unroll
-      for (int j = 0; j < kWideTo; ++j) {
-        packet.stored[j] = Scalar<Element>::to(x[i * kWideTo + j]);
-      }
-      to[i] = packet;
-    }
-  }
-
-  ATTN_DEVICE void store_codes(const AppendPlace& at, int head, long long offset) const {
-    float scale = 1;
-    if constexpr (kScale == AppendScale::given) scale = part.scale[head * part.scale_head];
     if constexpr (kScale == AppendScale::chosen) {
-      float largest = 0;
-      for_each([&](int i) { largest = fmaxf(largest, fabsf(x[i])); });
-      largest = largest_of_warp(largest);
-      scale = largest == 0 ? 1.f : __fdiv_rn(largest, kLargestCode<kTarget>);
-      if (lane == 0) {
+      float scale = row.own_scale();
+      if (scale == no_scale()) scale = 1;
+      if (is_row && lane == 0) {
         part.scale[at.block * part.scale_block + at.in_block * part.scale_row +
                    head * part.scale_head] = scale;
       }
+      return scale;
     }
-    auto* to = static_cast<unsigned char*>(part.to) + offset;
-    for_each([&](int i) {
-      const float y = divided(x[i], scale);
-      to[i] = static_cast<unsigned char>(nearest_code<kTarget>(y));
-    });
+    return 1;
   }
 
-  // Blocks of 32 elements, one a thread.
-  ATTN_DEVICE void store_blocks(long long offset) const {
-    constexpr bool kHalf = kTarget == CacheTarget::q4_0;
-    constexpr int kBytes = kHalf ? 18 : 34;
-    auto* block = static_cast<unsigned char*>(part.to) + offset;
-    for (int i = 0; i < kDim; i += 32, block += kBytes) {
-      const float value = x[i + lane];
-      float largest = largest_of_warp(fabsf(value));
-      if constexpr (kHalf) {  // with its sign; of two that are equal the first
-        const unsigned who = __ballot_sync(~0u, fabsf(value) == largest);
-        largest = __shfl_sync(~0u, value, who == 0 ? 0 : __ffs(static_cast<int>(who)) - 1);
-      }
-      const auto bits = Scalar<Float16>::to(__fdiv_rn(largest, kHalf ? -8.f : 127.f));
-      const float scale = Scalar<Float16>::from(bits);
-      if (lane == 0) {
-        block[0] = static_cast<unsigned char>(bits & 0xff);
-        block[1] = static_cast<unsigned char>(bits >> 8);
-      }
-      if constexpr (kHalf) {
-        const int code = nearest_integer(divided(value, scale) + 8.f, 0, 15);
-        const int upper = __shfl_xor_sync(~0u, code, 16);
-        if (lane < 16) block[2 + lane] = static_cast<unsigned char>(code | upper << 4);
-      } else {
-        const int code = nearest_integer(divided(value, scale), -128, 127);
-        block[2 + lane] = static_cast<unsigned char>(static_cast<unsigned>(code) & 0xffu);
-      }
-    }
-  }
-
-  ATTN_DEVICE void run(const AppendPlace& at, long long row, int head, bool in_cache) const {
+  // Heads first, first + 1, .. of a row of the call, p.together of them.
+  ATTN_DEVICE void run(const AppendPlace& at, long long row_of_call, int first,
+                       bool in_cache) const {
     if (in_cache && at.block < 0) return;
-    load(at, row, head);
-    if constexpr (kNorm) norm();
-    if constexpr (kRopeDim > 0) rotate(at.rope_position);
-    if constexpr (kHadamard > 1) hadamard();
+    const bool packed = p.cu_seqlens != nullptr;
+    const long long from = packed ? row_of_call * part.from_row
+                                  : at.sequence * part.from_block + at.in_sequence * part.from_row;
     const long long block = in_cache ? at.block : at.sequence;
     const long long in_block = in_cache ? at.in_block : at.in_sequence;
-    const long long offset =
-        (!in_cache && p.cu_seqlens != nullptr ? row * part.to_row
-                                              : block * part.to_block + in_block * part.to_row) +
-        head * part.to_head;
-    if constexpr (kTarget == CacheTarget::f32) {
-      store_floats<Float32>(offset);
-    } else if constexpr (kTarget == CacheTarget::bf16) {
-      store_floats<BFloat16>(offset);
-    } else if constexpr (kTarget == CacheTarget::f16) {
-      store_floats<Float16>(offset);
-    } else if constexpr (kTarget == CacheTarget::e4m3 || kTarget == CacheTarget::e5m2 ||
-                         kTarget == CacheTarget::i8) {
-      store_codes(at, head, offset);
-    } else {
-      store_blocks(offset);
+    const long long to = !in_cache && packed ? row_of_call * part.to_row
+                                             : block * part.to_block + in_block * part.to_row;
+    Row row(lane);
+    Angles angles;
+    if constexpr (kRopeDim > 0) find(angles, row, at.rope_position);
+    const int end = min(first + p.together, part.heads);
+    const int mine = static_cast<int>(threadIdx.x % 32) / Row::kLanes;
+    for (; first < end; first += kAhead * kSideBySide) {
+      typename Row::Loaded loaded[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        // Behind the last head it is loaded again: a branch here would wait for each load.
+        const int head = min(first + j * kSideBySide + mine, end - 1);
+        loaded[j] = row.load(element<typename Row::From>(part.from, from + head * part.from_head));
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (first + j * kSideBySide >= end) break;
+        const int head = first + j * kSideBySide + mine;
+        row.take(loaded[j]);
+        if constexpr (kNorm) norm(row);
+        if constexpr (kRopeDim > 0) rotate(row, angles);
+        if constexpr (Row::kRotates) row.rotate();
+        const float scale = scale_of(row, at, head, head < end);
+        row.store(part.to, to + head * part.to_head, scale, head < end);
+      }
     }
-    __syncwarp();  // the next row takes the same memory
   }
 };
 
-// Rows of the part that the head belongs to, Parts being those of p.part.
+// Heads of the part that the group belongs to, Parts being those of p.part.
 template <class Part, class... Parts>
-ATTN_DEVICE void append_row(const AppendParams& p, int index, const AppendPlace& at, long long row,
-                            int head, int cached_from, float* x) {
+ATTN_DEVICE void append_heads(const AppendParams& p, int index, const AppendPlace& at,
+                              long long row, int group, int cached_from, float* memory) {
   const AppendPartParams& part = p.part[index];
-  if (head < part.heads) {
-    Part{p, part, x, static_cast<int>(threadIdx.x % 32)}.run(at, row, head, index >= cached_from);
+  const int groups = divide_up(part.heads, p.together);
+  if (group < groups) {
+    const int lanes = 32 / Part::kSideBySide, lane = static_cast<int>(threadIdx.x % 32);
+    Part{p, part, memory, lane % lanes}.run(at, row, group * p.together, index >= cached_from);
   } else if constexpr (sizeof...(Parts) > 0) {
-    append_row<Parts...>(p, index + 1, at, row, head - part.heads, cached_from, x);
+    append_heads<Parts...>(p, index + 1, at, row, group - groups, cached_from, memory);
   }
 }
 
@@ -302,17 +251,13 @@ ATTN_DEVICE void append_kv(const AppendParams& p) {
   extern __shared__ __align__(16) char memory[];
   constexpr int kWarps = kAppendThreads / 32;
   const int warp = static_cast<int>(threadIdx.x / 32);
-  float* const x = reinterpret_cast<float*>(memory) + warp * kAppendRow;
-  const int groups = (p.heads + p.together - 1) / p.together;
-  for (long long i = blockIdx.x * static_cast<long long>(kWarps) + warp; i < p.rows * groups;
+  float* const of_warp = reinterpret_cast<float*>(memory) + warp * kAppendMemory;
+  for (long long i = blockIdx.x * static_cast<long long>(kWarps) + warp; i < p.rows * p.groups;
        i += static_cast<long long>(gridDim.x) * kWarps) {
-    const long long row = i / groups;
+    const long long row = i / p.groups;
     const AppendPlace at = append_place(p, row);
     if (!at.written) continue;
-    const int first = static_cast<int>(i % groups) * p.together;
-    for (int head = first; head < first + p.together && head < p.heads; ++head) {
-      append_row<Parts...>(p, 0, at, row, head, kCachedFrom, x);
-    }
+    append_heads<Parts...>(p, 0, at, row, static_cast<int>(i % p.groups), kCachedFrom, of_warp);
   }
 }
 

@@ -33,12 +33,13 @@ struct AppendParams {
   long long page_table_strides[2], cos_stride, sin_stride, table_rows;
   long long rows, seqlen;  // seqlen: of dense new rows
   long long blocks, block_rows, capacity;
-  int batch, heads;  // heads: of all parts
-  int together;      // heads that a warp takes of a row, one after the other
+  int batch;
+  int together, groups;  // heads of a part that a warp takes of a row; groups of them in all parts
   float norm_eps;
   bool ring, cached, has_tables;  // has_tables: of cos and sin, which may be empty
 };
 inline constexpr int kAppendThreads = 256;
-inline constexpr int kAppendRow = 576;  // floats of shared memory that a warp has
+// Floats of shared memory that a warp has: three packets of eight in each lane, as of 576 columns.
+inline constexpr int kAppendMemory = 768;
 
 }  // namespace attn::device

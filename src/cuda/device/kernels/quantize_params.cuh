@@ -14,11 +14,13 @@ struct QuantizeParams {
   void* to;
   float* scale;
   long long rows;
-  // Axes of rows, the sequence's first, then heads; strides count elements.
+  // Axes of rows, those along which rows share a scale first; strides count elements.
   long long sizes[kQuantizeAxes], x_strides[kQuantizeAxes], to_strides[kQuantizeAxes];
   long long scale_strides[kQuantizeAxes];
-  long long block;                          // rows of a sequence that share a scale
-  long long rows_together;                  // that a warp has, one after the other
+  // What is added besides where an axis begins anew and the one behind it goes on.
+  long long x_wraps[kQuantizeAxes], to_wraps[kQuantizeAxes], scale_wraps[kQuantizeAxes];
+  long long block;                          // rows along the first axis that share a scale
+  long long rows_together;                  // that some lanes have, one after the other
   unsigned negated[kQuantizeColumns / 32];  // bits: columns that a rotation negates
 };
 inline constexpr int kQuantizeThreads = 256;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "ptx/math.cuh"
 
 namespace attn::device {
 
@@ -62,21 +63,62 @@ class Divisor {
     factor_ = nothing ? 0 : tiny ? 0x1p64f : 1;
     scale_ = nothing ? 1 : tiny ? scale * 0x1p64f : scale;
     inverse_ = __fdiv_rn(1.f, scale_);
+    plain_ = !nothing && !tiny;
+    zero_ = nothing ? 0.f : -0.f;
   }
   ATTN_DEVICE float operator()(float x) const {
-    if (factor_ == 0) return 0;
     x *= factor_;
-    const float near = x * inverse_;  // of the right sign, also of -0
+    const float near = fmaf(x, inverse_, zero_);  // of the right sign, also of -0
     const float quotient = fmaf(fmaf(-near, scale_, x), inverse_, near);  // off by less than an ulp
     const float rest = fmaf(-quotient, scale_, x);
     const unsigned bits = __float_as_uint(quotient);
-    const unsigned toward_zero = (bits ^ __float_as_uint(rest) ^ __float_as_uint(scale_)) >> 31;
-    const bool odd = rest == 0 || (bits & 1) != 0;
-    return copysignf(odd ? quotient : __uint_as_float(bits + 1 - 2 * toward_zero), near);
+    // Of the two neighbours of the quotient the one toward zero, with 1 as its last bit.
+    const unsigned beyond = (bits ^ __float_as_uint(rest) ^ __float_as_uint(scale_)) >> 31;
+    const unsigned odd = (bits - beyond) | 1u;
+    return copysignf(__uint_as_float(rest == 0 ? bits : odd), near);
   }
+  // x / scale, off by less than 2^-22 of it, where plain().
+  ATTN_DEVICE float about(float x) const { return x * inverse_; }
+  ATTN_DEVICE bool plain() const { return plain_; }
 
  private:
-  float factor_, scale_, inverse_;
+  float factor_, scale_, inverse_, zero_;
+  bool plain_;
 };
+
+// Codes of four numbers, the first in the lowest byte; NaN becomes a code of NaN, or as in
+// nearest_code().
+template <CacheTarget kTarget>
+ATTN_DEVICE unsigned four_codes(const float* y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  if constexpr (kTarget == CacheTarget::e4m3) return Float8E4M3::pack(y[0], y[1], y[2], y[3]);
+#endif
+  return nearest_code<kTarget>(y[0]) | nearest_code<kTarget>(y[1]) << 8 |
+         nearest_code<kTarget>(y[2]) << 16 | nearest_code<kTarget>(y[3]) << 24;
+}
+// Codes of x / scale. Most are those of all numbers that are near to it, which is cheaper to see
+// than how it is rounded.
+template <CacheTarget kTarget>
+ATTN_DEVICE unsigned four_codes(const Divisor& divided, const float* x) {
+  constexpr float kOff = 0x1p-22f;
+  float least[4], most[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float about = divided.about(x[i]);
+    least[i] = about * (1 - kOff);
+    most[i] = about * (1 + kOff);
+  }
+  const unsigned codes = four_codes<kTarget>(least);
+  bool sure = divided.plain() && codes == four_codes<kTarget>(most);
+  // In codes of NaN the lower seven bits are ones; an integer may have them too.
+  if constexpr (kTarget == CacheTarget::e4m3 || kTarget == CacheTarget::e5m2) {
+    sure = sure && (((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) == 0;
+  }
+  if (sure) return codes;
+  unsigned exact = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) exact |= nearest_code<kTarget>(divided(x[i])) << 8 * i;
+  return exact;
+}
 
 }  // namespace attn::device
