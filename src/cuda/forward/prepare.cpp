@@ -70,7 +70,8 @@ void fill_pass(ForwardPass& pass, const Problem& p, const ForwardConfig& config,
   // (device/expr/buffer.cuh).
   const auto reads = [](const expr::Expr& e) { return !e.empty() && !expr::buffers(e).empty(); };
   const bool reads_buffers = reads(p.mask) || reads(p.score);
-  if (config.kernel->begins_early && !reads_buffers) {
+  // The kernel that lays V out begins when all before it has ended.
+  if (transposes_values(config) || (config.kernel->begins_early && !reads_buffers)) {
     pass.forward_launch.programmatic_dependent_launch = hopper;
   }
   requests.push_back({forward_source(p, config, signature.printed), &pass.forward});

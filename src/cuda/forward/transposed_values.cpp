@@ -16,8 +16,11 @@ namespace {
 constexpr std::int64_t kKeys = 128;      // of a thread block
 constexpr std::int64_t kRowsOfOnes = 8;  // device/schedule/transposed_values.cuh
 
-// What lengths are rounded up to: whole tiles of keys, and whole thread blocks.
+// What lengths are rounded up to: whole thread blocks, and where sequences are packed or have
+// lengths of their own, whole tiles of keys.
 std::int64_t unit_of(const ForwardConfig& config) {
+  const ForwardFeatures& f = config.features;
+  if (!f.packed_k && !f.used_k) return kKeys;
   return std::lcm(std::int64_t{config.tiling.keys}, kKeys);
 }
 
@@ -47,6 +50,7 @@ Source transpose_source(const ForwardConfig& c) {
   config.type("OperandV", float8_element(f.type_v));
   config.number("kHeadDimV", f.head_dim_v);
   config.number("kTransposedUnit", static_cast<int>(unit_of(c)));
+  config.number("kBlockN", c.tiling.keys);
   config.number("kPageSize", f.page_size);
   config.flag("kPackedK", f.packed_k);
   config.flag("kUsedK", f.used_k);

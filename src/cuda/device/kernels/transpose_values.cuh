@@ -1,11 +1,16 @@
 // V of 8-bit floats as their products read it: a row for each column of V, with the keys along it
 // in an accumulator's order (schedule/transposed_values.cuh). Tensor cores transpose elements of 16
-// bits on their way, not those of 8. Keys past a length, up to a whole unit, become 0, so that they
+// bits on their way, not those of 8. Keys past a length, up to a whole tile, become 0, so that they
 // may meet P = 0 whatever lies there.
+//
+// The kernel behind it may begin early, and waits where it first loads V.
 //
 // Reads of C:
 //   kHeadDimV            a multiple of 16; kRowsOfOnes rows more are written
-//   kTransposedUnit      of keys, a multiple of 128
+//   kTransposedUnit      of keys, a multiple of 128: what lengths are rounded up to where sequences
+//                        are packed
+//   kBlockN              keys of a tile: zeros are written up to a whole one, or where all keys are
+//                        used, as the copy engine gives zeros behind the tensor, up to 128
 //   OperandV             Float8E4M3 or Float8E5M2
 //   kPageSize, kPackedK, kUsedK (and kPackedQ, kUsedQ, which are false)
 // Grid: blocks of kTransposeThreads threads, one for 128 keys of a sequence and head, with dynamic
@@ -15,6 +20,7 @@
 #include "device.cuh"
 #include "divide_up.cuh"
 #include "params.cuh"
+#include "ptx/dependent.cuh"
 #include "ptx/halves.cuh"
 #include "schedule/sequence.cuh"
 #include "schedule/transposed_values.cuh"
@@ -44,16 +50,28 @@ struct TransposeValues {
     return static_cast<const char*>(p.v) + batch * p.v_strides.batch + at * p.v_strides.row +
            head * p.v_strides.head;
   }
+  // A vector of V; zeros past the length.
+  ATTN_DEVICE Words4 vector_at(const Sequence& s, int head, int key, int vector) const {
+    if (key >= s.length_k) return {};
+    const char* const from = row(s, head, key);
+    return from == nullptr ? Words4{} : reinterpret_cast<const Words4*>(from)[vector];
+  }
+  // A thread has kAhead loads on their way before it stores the first.
   ATTN_DEVICE void load(const Sequence& s, int head, int key0) const {
-    for (int i = static_cast<int>(threadIdx.x); i < kKeys * kVectors; i += kTransposeThreads) {
-      const int key = i / kVectors, vector = i % kVectors;
-      Words4 words{};
-      if (key0 + key < s.length_k) {
-        if (const char* from = row(s, head, key0 + key); from != nullptr) {
-          words = reinterpret_cast<const Words4*>(from)[vector];
-        }
+    constexpr int kAhead = 4, kAll = kKeys * kVectors;
+#pragma unroll
+    for (int first = 0; first < kAll; first += kAhead * kTransposeThreads) {
+      Words4 words[kAhead] = {};
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = first + j * kTransposeThreads + static_cast<int>(threadIdx.x);
+        if (i < kAll) words[j] = vector_at(s, head, key0 + i / kVectors, i % kVectors);
       }
-      shared[word_of(key) / 4 + vector] = words;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = first + j * kTransposeThreads + static_cast<int>(threadIdx.x);
+        if (i < kAll) shared[word_of(i / kVectors) / 4 + i % kVectors] = words[j];
+      }
     }
   }
   // Four words with an element of each of four columns become those of a column each.
@@ -103,12 +121,14 @@ struct TransposeValues {
   }
 
   ATTN_DEVICE void run() const {
+    constexpr bool kAllUsed = !C::kPackedK && !C::kUsedK;
+    constexpr int kTile = kAllUsed ? kKeys : C::kBlockN;
     const int tiles = divide_up<C::kTransposedUnit>(p.seqlen_k) * (C::kTransposedUnit / kKeys);
     const int index = static_cast<int>(blockIdx.x);
     const int tile = index % tiles, head = index / tiles % p.heads_k;
     const Sequence s = sequence_of<C>(p, index / tiles / p.heads_k);
     const int key0 = tile * kKeys;
-    if (key0 >= divide_up<C::kTransposedUnit>(s.length_k) * C::kTransposedUnit) return;
+    if (key0 >= divide_up<kTile>(s.length_k) * kTile) return;
     load(s, head, key0);
     __syncthreads();
     const int column =
@@ -123,6 +143,7 @@ struct TransposeValues {
 template <class C>
 ATTN_DEVICE void transpose_values(const TransposeValuesParams& p) {
   extern __shared__ __align__(16) char memory[];
+  launch_dependents();
   TransposeValues<C>{p, reinterpret_cast<Words4*>(memory)}.run();
 }
 

@@ -237,6 +237,8 @@ struct ForwardSm90Producer {
     if constexpr (C::kSplits) launch_dependents();
   }
   ATTN_DEVICE void produce_values() const {
+    // For V of 8-bit floats, which the kernel before lays out.
+    if constexpr (C::kFloat8 && !C::kClassified) wait_for_dependencies();
     produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV>(tiles.maps.v, tiles.v_ring());
   }
 
