@@ -41,7 +41,8 @@ class Encoder(nn.Module):
         """`at`: the place of each token in its sequence, where that is not its column."""
         x = self.tokens(tokens.long())
         if self.positions is not None:
-            x = x + (self.positions() if at is None else self.positions()[at])
+            # Not by indexing, whose gradient a GPU adds one row of a place after the other.
+            x = x + (self.positions() if at is None else F.embedding(at, self.positions()))
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x, **sequences)

@@ -98,7 +98,9 @@ class Rows:
         if not self.packed_rows:
             return arrays | {"tokens": split.tokens[rows]}
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        tokens, at = (np.zeros((1, self.packed_rows), dtype) for dtype in (np.uint8, np.int64))
+        tokens = np.zeros((1, self.packed_rows), np.uint8)
+        # Rows behind the last sequence have all places in turn: what many rows share takes long.
+        at = np.arange(self.packed_rows)[None] % split.tokens.shape[1]
         owner = np.full(self.packed_rows, len(rows), np.int64)
         for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             place = slice(ends[i], ends[i + 1])

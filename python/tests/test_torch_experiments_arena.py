@@ -86,6 +86,17 @@ def test_packed_rows_have_the_scores_of_padded_ones(name):
     torch.testing.assert_close(*both, rtol=0, atol=1e-5)
 
 
+def test_no_place_has_many_rows_of_a_packed_batch():
+    # As a GPU adds the gradients of one place's rows in turn, all of what fills a batch up at one
+    # place took longer than the rest of a step.
+    split = split_of([300, 9, 12, 7], 300)
+    rows = Rows(tasks.Task(16, 3, split, split, {}), 300, 4, seed=1, packed_steps=7)
+    arrays = rows.arrays(split, np.array([1, 2, 3, 3]))
+    behind = rows.packed_rows - arrays["cu_seqlens"][-1]
+    assert behind > 300
+    assert np.bincount(arrays["at"][0]).max() <= 4 + -(-behind // 300)
+
+
 def test_block_sparse_attention_takes_lengths():
     torch.manual_seed(4)
     n = 4 * attention.BLOCK
