@@ -48,6 +48,11 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
   const auto& q = inputs.q.shape;
   const auto& k = inputs.k.shape;
   const auto& v = inputs.v.shape;
+  // How many rows packed tensors have is no part of a problem: batches of other totals share a
+  // plan.
+  const auto first = [](const Tensor& t, const Tensor& cu_seqlens) {
+    return cu_seqlens.given() ? 0 : t.shape[0];
+  };
   const auto rank = [](const Tensor& t) { return static_cast<std::int64_t>(t.rank); };
   const std::int64_t ranks = rank(inputs.q) | rank(inputs.k) << 4 | rank(inputs.v) << 8 |
                              rank(inputs.cu_seqlens_q) << 12 | rank(inputs.cu_seqlens_k) << 16 |
@@ -68,15 +73,15 @@ Key key_of(const Described& described, std::int64_t seqlen_q, std::int64_t seqle
           context.executor == nullptr ? 0 : context.executor->concurrency(),
           seqlen_q,
           seqlen_k,
-          q[0],
+          first(inputs.q, inputs.cu_seqlens_q),
           q[1],
           q[2],
           q[3],
-          k[0],
+          first(inputs.k, inputs.cu_seqlens_k),
           k[1],
           k[2],
           k[3],
-          v[0],
+          first(inputs.v, inputs.cu_seqlens_k),
           v[1],
           v[2],
           v[3],

@@ -68,6 +68,30 @@ def test_lengths_are_read_anew():
                 np.testing.assert_allclose(out[first:last], found, rtol=1e-5, atol=1e-6)
 
 
+def test_packed_batches_of_other_totals_share_a_plan():
+    def packed(total, places):
+        q, k, v = arrays(total, 3, 12)
+        cu = np.array(places, np.int32)
+        return q, k, v, {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+
+    for number, places in enumerate(([0, 4, 16], [0, 10, 23], [0, 0, 5])):
+        q, k, v, cu = packed(places[-1], places)
+        out = np.empty_like(q)
+        made = made_by(
+            lambda q=q, k=k, v=v, out=out, cu=cu: attn.attention(
+                q, k, v, out=out, max_seqlen_q=13, max_seqlen_k=13, **cu
+            )
+        )
+        assert made == (number == 0)
+        for first, last in itertools.pairwise(places):
+            if last > first:
+                found = attn.attention(*(t[None, first:last] for t in (q, k, v)))[0]
+                np.testing.assert_allclose(out[first:last], found, rtol=1e-5, atol=1e-6)
+    q, k, v, cu = packed(9, [0, 4, 16])  # fewer rows than the sequences have
+    with pytest.raises(attn.InvalidArgument):
+        attn.attention(q, k, v, max_seqlen_q=13, max_seqlen_k=13, **cu)
+
+
 def test_arguments_are_checked_again():
     q, k, v = arrays(1, 17, 2, 24)
     attn.attention(q, k, v)
