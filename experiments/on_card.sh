@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # Experiments on a machine with a GPU, PyTorch and no network, for as long as one has it.
 #
-#   experiments/on_card.sh [OPTION...] DATA OUT PART...      DATA: has gpt2_merges.txt.xz; results go to OUT/results.tar.gz
+#   experiments/on_card.sh [OPTION...] DATA OUT PART...      DATA: has gpt2_merges.txt.xz; results go to OUT/results.tar.gz,
+#                                                            checkpoints of what was cut off to OUT/checkpoints.tar.gz
 #
 #   --package FOLDER  has attn, built elsewhere, and shared libraries that it needs; where it does not run, or is not
 #                     given, the library is built here
 #   --wheels FOLDER   of wheels to install first: nanobind, nanobind-backend
 #   --limit SECONDS   all ends then; 560
-#   --from FILE       a results.tar.gz that came back: what it lacks goes on, from its checkpoints where it has some
+#   --checkpoints MB  how much of checkpoints goes there together, the smallest first; 15
+#   --from FILE       results.tar.gz that came back, and once more checkpoints.tar.gz: what is missing goes on from there
 #   PART              gpt2 gpt2_dropout attention_share training_throughput gpt2_context bert flash_decoding
 #                     long_range_arena path_x long_documents, run in the given order; long: the last three, each for
 #                     a share of what is left. These three go on where the call stopped whose file --from names
@@ -18,13 +20,14 @@ set -uo pipefail
 script=$(realpath "$0")
 usage() { sed -n '2,/^set/{/^#/p}' "$script" >&2 && exit 2; }
 cd "$(dirname "$0")/.." || exit
-package='' wheels='' limit=560 earlier='' given=()
+package='' wheels='' limit=560 megabytes=15 earlier=() given=()
 while [[ $# -gt 0 ]]; do
   case $1 in
     --package) package=$(realpath "${2:?}") && shift ;;
     --wheels) wheels=${2:?} && shift ;;
     --limit) limit=${2:?} && shift ;;
-    --from) earlier=$(realpath "${2:?}") && shift ;;
+    --checkpoints) megabytes=${2:?} && shift ;;
+    --from) earlier+=("$(realpath "${2:?}")") && shift ;;
     --*) usage ;;
     *) given+=("$1") ;;
   esac
@@ -39,13 +42,22 @@ python=${PYTHON:-python3}
 work=${WORK:-$(mktemp -d)} # stays while the machine does: kernels, compiled graphs, the build
 out=$work/results
 rm -rf "$out" && mkdir -p "$out"
-if [[ -n $earlier ]]; then tar -xzf "$earlier" -C "$work"; fi
+for file in "${earlier[@]}"; do tar -xzf "$file" -C "$work"; done
 read -ra extra <<<"${EXTRA:-}"
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=true
 export ATTN_CACHE_DIR=$work/kernels TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton
 
-# One file, of which nothing is lost where a machine gives back only a few.
-pack() { tar -czf "$outside/new.tar.gz" -C "$work" results && mv "$outside/new.tar.gz" "$outside/results.tar.gz"; }
+# Two files, as a machine may give back only a few and none that is large: of results nothing is lost to checkpoints.
+pack() {
+  tar -czf "$outside/new.tar.gz" --exclude='*.checkpoint.pt' -C "$work" results && mv "$outside/new.tar.gz" "$outside/results.tar.gz"
+  local size file total=0 small=()
+  while read -r size file; do
+    total=$((total + size))
+    if ((total <= megabytes * 1000000)); then small+=("$file"); fi
+  done < <(cd "$work" && find results -name '*.checkpoint.pt' -printf '%s %p\n' | sort -n)
+  rm -f "$outside/checkpoints.tar.gz"
+  if [[ ${#small[@]} -gt 0 ]]; then tar -czf "$outside/checkpoints.tar.gz" -C "$work" "${small[@]}"; fi
+}
 preparing=()
 trap 'kill $watching "${preparing[@]}" 2>/dev/null; pack' EXIT
 
