@@ -94,9 +94,11 @@ def load(name: str, options: argparse.Namespace) -> tasks.Task:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Makes what takes a CPU a while; who needs it meanwhile waits for it."""
+    """Makes what takes a CPU a while and --runs need; who needs it meanwhile waits for it."""
+    asked = {planned.partition("/")[0] for planned in options.runs.split(",")}
     for name in ("listops", "retrieval", "pathfinder"):
-        load(name, options)
+        if name in asked:
+            load(name, options)
 
 
 def steps_of(
@@ -115,12 +117,17 @@ def steps_of(
     return steps, model, rows
 
 
-def times(name: str, count: int, task: tasks.Task, options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a step by each kind, and memory; what a kind cannot do is said."""
-    found: dict[str, Any] = {}
+def times(
+    name: str, before: dict[str, Any], count: int, task: tasks.Task, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Milliseconds of a step by each kind, and memory; what a kind cannot do is said.
+
+    Those in `before` were measured.
+    """
+    found = dict(before)
     device = options.device
     for kind in options.kinds.split(","):
-        if is_packed(kind) and task.train.pairs is not None:
+        if kind in found:
             continue
         steps = None
         if device == "cuda":
@@ -132,7 +139,7 @@ def times(name: str, count: int, task: tasks.Task, options: argparse.Namespace) 
                 "ms": steps.milliseconds(20 if device == "cuda" else 1),
                 "peak_megabytes": timing.peak_megabytes(device),
             }
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found[kind] = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
     return {"kinds": found, "card": results.card(device)}
 
@@ -191,7 +198,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 result["rows"][key] = {"error": f"{name} has no data: {error}"}
                 return
         result["known"][name] = loaded[name].known
-        result["rows"][key] = results.apart(function, *arguments, loaded[name], options)
+        row = results.apart(function, *arguments, loaded[name], options)
+        if "error" not in row or key not in result["rows"]:  # what came before stays
+            result["rows"][key] = row
         results.write_json(options.out / "result.json", result)
 
     for planned in options.runs.split(","):
@@ -202,10 +211,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             row = result["rows"].get(key, {})
             if time.time() > options.deadline:
                 return result
-            if "accuracy" in row or "kinds" in row:
-                continue
             if kind == "time":
-                measure(key, name, times, name, steps[name])
-            else:
+                before = row.get("kinds", {})
+                if set(options.kinds.split(",")) - set(before):
+                    measure(key, name, times, name, before, steps[name])
+            elif "accuracy" not in row:
                 measure(key, name, one, name, kind, seed, steps[name])
     return result

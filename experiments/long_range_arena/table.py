@@ -98,18 +98,17 @@ def summary(result: dict[str, Any]) -> list[str]:
 
 
 def differences(name: str, kinds: dict[str, dict[str, float]]) -> list[str]:
-    """Whether the exact kinds reach the same accuracy as standard attention."""
+    """Whether the exact kinds reach the same accuracy as standard attention, PyTorch's or eager."""
     lines = []
-    for kind in ("attn", "attn_block_sparse"):
-        if kind not in kinds or "eager" not in kinds:
-            continue
-        mine, other = kinds[kind], kinds["eager"]
-        difference = mine["accuracy"] - other["accuracy"]
-        half = math.hypot(mine["interval"], other["interval"])
-        verdict = "equal within it" if abs(difference) <= half else "not equal"
-        lines.append(
-            f"{name}: {kind} less eager {100 * difference:+.1f} ± {100 * half:.1f} %: {verdict}"
-        )
+    for standard in ("eager", "sdpa"):
+        for kind in ("attn", "attn_block_sparse"):
+            if kind not in kinds or standard not in kinds:
+                continue
+            mine, other = kinds[kind], kinds[standard]
+            less = 100 * (mine["accuracy"] - other["accuracy"])
+            half = 100 * math.hypot(mine["interval"], other["interval"])
+            verdict = "equal within it" if abs(less) <= half else "not equal"
+            lines.append(f"{name}: {kind} less {standard} {less:+.1f} ± {half:.1f} %: {verdict}")
     return lines
 
 

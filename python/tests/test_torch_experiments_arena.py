@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
 
-from experiments.common import attention, classify, sources  # noqa: E402
+from experiments import __main__ as run  # noqa: E402
+from experiments.common import attention, classify, results, sources  # noqa: E402
 from experiments.long_range_arena import table, tasks  # noqa: E402
 from experiments.long_range_arena.model import Classifier, Rows  # noqa: E402
 
@@ -136,6 +137,29 @@ def test_pairs_are_of_one_package_where_their_label_says_so():
 def test_a_key_is_learnt_on_one_half_and_asked_of_the_other():
     learnt = np.array([0, 0, 0, 2, 2]), np.array([1, 1, 0, 0, 0])
     assert tasks.by_key(learnt, (np.array([0, 0, 2, 2]), np.array([1, 0, 0, 0]))) == 0.75
+
+
+def test_kinds_that_have_no_time_yet_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "apart", lambda function, *arguments: function(*arguments))
+    options = run.parser_of("long_range_arena").parse_args(["--out", str(tmp_path), "--resume"])
+    experiment = run.module("long_range_arena")
+    experiment.make_toy(options)
+    options.runs, options.device, options.deadline = "toy/time", "cpu", float("inf")
+    options.kinds = "attn"
+    kept = {"eager": {"ms": 7.0}, "local": {"failed": "here"}}
+    results.write_json(tmp_path / "result.json", {"rows": {"toy/time": {"kinds": kept}}})
+    kinds = experiment.run(options)["rows"]["toy/time"]["kinds"]
+    assert kinds | kept == kinds
+    assert kinds["attn"]["ms"] > 0
+    assert results.read_json(tmp_path / "result.json")["rows"]["toy/time"]["kinds"] == kinds
+
+
+def test_lengths_are_given_where_a_sequence_is_shorter():
+    for lengths, expected in (([32, 32], False), ([32, 31], True)):
+        split, whole = split_of(lengths, 32), split_of([32], 32)
+        for train, test in ((split, whole), (whole, split)):
+            net = Classifier(tasks.Task(16, 3, train, test, {}), 32, "attn", 0.0)
+            assert net.uses_lengths is expected
 
 
 def test_speed_ups_are_a_geometric_mean_over_tasks():
