@@ -90,10 +90,10 @@ class Stream:
         self._running.clear()
 
 
-def turned(image: np.ndarray, symmetry: int) -> np.ndarray:
-    """One of the 8 symmetries of a square, 0 to 7."""
-    image = np.rot90(image, symmetry % 4)
-    return image.T if symmetry >= 4 else image
+def turned(images: np.ndarray, symmetry: int) -> np.ndarray:
+    """One of the 8 symmetries of a square, 0 to 7, of images [..., size, size]."""
+    images = np.rot90(images, symmetry % 4, axes=(-2, -1))
+    return images.swapaxes(-2, -1) if symmetry >= 4 else images
 
 
 def batch_of(stream: Stream, batch: int, repeats: int, step: int) -> dict[str, np.ndarray]:
@@ -101,12 +101,14 @@ def batch_of(stream: Stream, batch: int, repeats: int, step: int) -> dict[str, n
     random = np.random.default_rng((stream.seed, stream.size, stream.dashes, step))
     newest = WINDOW - 1 + step * batch // (stream.shard * repeats)
     stream.ahead(newest - WINDOW + 1, WINDOW + 2 * stream.processes)
-    chosen = random.integers(0, WINDOW * stream.shard, batch)
+    shards, rows = np.divmod(random.integers(0, WINDOW * stream.shard, batch), stream.shard)
     symmetries = random.integers(0, 8, batch)
-    tokens = np.empty((batch, stream.size**2), np.uint8)
+    images = np.empty((batch, stream.size, stream.size), np.uint8)
     labels = np.empty(batch, np.int64)
-    for i, (n, symmetry) in enumerate(zip(chosen, symmetries, strict=True)):
-        images, classes, _ = stream.read(newest - int(n) // stream.shard)
-        tokens[i] = turned(images[n % stream.shard], int(symmetry)).reshape(-1)
-        labels[i] = classes[n % stream.shard]
-    return {"tokens": tokens, "labels": labels}
+    for n in np.unique(shards).tolist():
+        found, classes, _ = stream.read(newest - n)
+        images[shards == n] = found[rows[shards == n]]
+        labels[shards == n] = classes[rows[shards == n]]
+    for symmetry in range(8):
+        images[symmetries == symmetry] = turned(images[symmetries == symmetry], symmetry)
+    return {"tokens": images.reshape(batch, -1), "labels": labels}

@@ -38,7 +38,7 @@ STAGES = {
 SPEED = "128/eager,128/attn,128/attn_block_sparse,256/eager,256/attn,256/attn_block_sparse"
 # Of a step, and how often an image is seen: small ones are learnt from faster than they are made.
 BATCH = "32:256,64:128,128:32,256:16"
-REPEATS = "32:8,64:4,128:1,256:1"
+REPEATS = "32:16,64:4,128:1,256:1"
 SIGMAS = 5.0
 
 
