@@ -40,7 +40,7 @@ def default_runs() -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", default=default_runs(), help="ATTENTION/TOKENS/SEEDS")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--batch", type=int, default=16, help="documents of a step")
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--dropout", type=float, default=0.1)
