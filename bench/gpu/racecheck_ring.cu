@@ -7,7 +7,8 @@
 //   for mode in 0 1 2; do compute-sanitizer --tool racecheck ./ring $mode; done
 //
 // With CUDA 13.0 it reports nothing for 0 and the same races for 1 and 2, so its reports for (1)
-// are mistaken. The backward kernel for Hopper gives back LSE and D so.
+// are mistaken. The backward kernel for Hopper gives back LSE and D so, the forward kernel tiles
+// (docs/log/method.md, "Machine code").
 #include <cstdio>
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ void init(unsigned b, int n) {

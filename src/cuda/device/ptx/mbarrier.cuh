@@ -39,6 +39,12 @@ ATTN_DEVICE void load_shared_floats(float (&x)[4], unsigned address) {
                : "r"(address)
                : "memory");
 }
+// Relaxed: of a word that one thread may store while another loads it.
+ATTN_DEVICE int load_shared_relaxed(unsigned address) {
+  int x;
+  asm volatile("ld.relaxed.cta.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+  return x;
+}
 ATTN_DEVICE int load_shared_word(unsigned address) {
   int x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
@@ -46,6 +52,9 @@ ATTN_DEVICE int load_shared_word(unsigned address) {
 }
 ATTN_DEVICE void store_shared_word(unsigned address, unsigned x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+ATTN_DEVICE void store_shared_relaxed(unsigned address, unsigned x) {
+  asm volatile("st.relaxed.cta.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 ATTN_DEVICE void store_shared_byte(unsigned address, unsigned x) {
   asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(x) : "memory");

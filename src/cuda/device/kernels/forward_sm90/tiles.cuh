@@ -124,21 +124,23 @@ struct ForwardSm90Tiles {
   static constexpr int kPauseRow = 0x7fffff01;  // where no tile begins
 
   // The list of tiles with lost rows, in shared memory: the follower makes it, the producer of
-  // tiles deals from it. These are for a whole warp.
+  // tiles deals from it. These are for a whole warp, of which the first lane alone reads and writes
+  // how many there are.
   ATTN_DEVICE int lost_count() const {
-    __syncwarp();
-    return uniform(load_shared_word(shared + Layout::kLostCount));
+    const bool first = threadIdx.x % 32 == 0;
+    return __shfl_sync(~0u, first ? load_shared_relaxed(shared + Layout::kLostCount) : 0, 0);
   }
-  // Whether there is room for one more tile, and for those under way.
+  // Whether there is room for one more tile, and for those under way, which the follower may be
+  // adding meanwhile.
   ATTN_DEVICE bool has_room_for_lost() const {
     return lost_count() + Layout::kTileStages < Layout::kLostTiles;
   }
   ATTN_DEVICE void add_lost(int slot) const {
-    const int count = lost_count();
     if (threadIdx.x % 32 != 0) return;
+    const int count = load_shared_word(shared + Layout::kLostCount);
     store_shared(shared + static_cast<unsigned>(Layout::kLostAt + 16 * count),
                  load_shared(slot_address(slot)));
-    store_shared_word(shared + Layout::kLostCount, static_cast<unsigned>(count + 1));
+    store_shared_relaxed(shared + Layout::kLostCount, static_cast<unsigned>(count + 1));
   }
   ATTN_DEVICE Work lost_tile(int i) const {
     const Int4 a = load_shared(shared + static_cast<unsigned>(Layout::kLostAt + 16 * i));

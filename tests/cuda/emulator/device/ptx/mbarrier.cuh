@@ -35,6 +35,8 @@ inline int load_shared_word(unsigned address) {
 inline void store_shared_word(unsigned address, unsigned x) {
   std::memcpy(emulator::shared_memory() + address, &x, sizeof(x));
 }
+inline int load_shared_relaxed(unsigned address) { return load_shared_word(address); }
+inline void store_shared_relaxed(unsigned address, unsigned x) { store_shared_word(address, x); }
 inline void store_shared_byte(unsigned address, unsigned x) {
   emulator::shared_memory()[address] = static_cast<char>(x);
 }
