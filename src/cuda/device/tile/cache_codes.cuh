@@ -63,7 +63,11 @@ class Divisor {
     factor_ = nothing ? 0 : tiny ? 0x1p64f : 1;
     scale_ = nothing ? 1 : tiny ? scale * 0x1p64f : scale;
     inverse_ = __fdiv_rn(1.f, scale_);
-    plain_ = !nothing && !tiny;
+    plain_ = !nothing && !tiny && fabsf(scale) <= 0x1p126f;  // whose inverse is no denormal number
+    // A power of two leaves quotients exact; else 2^-22 is more than three roundings may cost.
+    const float off = (__float_as_uint(scale_) & 0x7fffffu) == 0 ? 0.f : 0x1p-22f;
+    least_ = inverse_ * (1 - off);
+    most_ = inverse_ * (1 + off);
     zero_ = nothing ? 0.f : -0.f;
   }
   ATTN_DEVICE float operator()(float x) const {
@@ -77,12 +81,13 @@ class Divisor {
     const unsigned odd = (bits - beyond) | 1u;
     return copysignf(__uint_as_float(rest == 0 ? bits : odd), near);
   }
-  // x / scale, off by less than 2^-22 of it, where plain().
-  ATTN_DEVICE float about(float x) const { return x * inverse_; }
+  // Where plain(), x / scale lies between these two.
+  ATTN_DEVICE float one_end(float x) const { return x * least_; }
+  ATTN_DEVICE float other_end(float x) const { return x * most_; }
   ATTN_DEVICE bool plain() const { return plain_; }
 
  private:
-  float factor_, scale_, inverse_, zero_;
+  float factor_, scale_, inverse_, zero_, least_, most_;
   bool plain_;
 };
 
@@ -96,20 +101,18 @@ ATTN_DEVICE unsigned four_codes(const float* y) {
   return nearest_code<kTarget>(y[0]) | nearest_code<kTarget>(y[1]) << 8 |
          nearest_code<kTarget>(y[2]) << 16 | nearest_code<kTarget>(y[3]) << 24;
 }
-// Codes of x / scale. Most are those of all numbers that are near to it, which is cheaper to see
-// than how it is rounded.
+// Codes of x / scale. Mostly both ends of where it lies have the same, which is cheaper to see than
+// how it is rounded.
 template <CacheTarget kTarget>
 ATTN_DEVICE unsigned four_codes(const Divisor& divided, const float* x) {
-  constexpr float kOff = 0x1p-22f;
-  float least[4], most[4];
+  float ends[2][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float about = divided.about(x[i]);
-    least[i] = about * (1 - kOff);
-    most[i] = about * (1 + kOff);
+    ends[0][i] = divided.one_end(x[i]);
+    ends[1][i] = divided.other_end(x[i]);
   }
-  const unsigned codes = four_codes<kTarget>(least);
-  bool sure = divided.plain() && codes == four_codes<kTarget>(most);
+  const unsigned codes = four_codes<kTarget>(ends[0]);
+  bool sure = divided.plain() && codes == four_codes<kTarget>(ends[1]);
   // In codes of NaN the lower seven bits are ones; an integer may have them too.
   if constexpr (kTarget == CacheTarget::e4m3 || kTarget == CacheTarget::e5m2) {
     sure = sure && (((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) == 0;
