@@ -4,7 +4,8 @@
 #   scripts/mutate.sh --check                    only whether every row still changes its file; make test does this
 #   ATTN_MUTATE_COPY=FOLDER scripts/mutate.sh    where the copies are; default build/mutate, kept for the next time
 # Each of N workers has a copy and a build of its own, so that the first time takes N builds (ccache makes it one). First all tests
-# must pass in an unchanged copy. Prints a Markdown table, in the order of the rows; exits with 1 where a mutation survives.
+# must pass in an unchanged copy. Prints a Markdown table, in the order of the rows; exits with 1 where a mutation survives or
+# could not be tried: rows of Python need PYTHON_ENVIRONMENT, an environment with what python/tests/run.sh asks for and PyTorch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
@@ -62,13 +63,25 @@ prepare() { # $1: worker. Only files that differ are written, so that nothing el
 }
 build() { cmake --build build -j "$cores" --target attn_command attn_emulated_gpu "$@" > build.log 2>&1; }
 
-# ---- tests: cpu, gpu, gpu16 (attn check), test, emulated (a test program and a filter); then their arguments
+# ---- tests: cpu, gpu, gpu16 (attn check), test, emulated (a test program and a filter), python (a filter); then their arguments
 
 emulator=build/tests/cuda/emulator/driver
 on_emulator=(env "LD_LIBRARY_PATH=$emulator" "ATTN_NVRTC=$emulator/libcuda.so.1" ATTN_CACHE_DIR=)
 program() { find build/tests -name "$1" -type f -perm -u+x -print -quit; }
 target_of() { case $1 in test* | emulated*) read -r _ name _ <<< "$1" && echo "$name" ;; esac; }
-run_test() {
+run_python() { # $@: words of a filter. 77: the environment lacks what the test needs, so that it was skipped or not found.
+  local status=0
+  local log=build/python.log # one at a time, as run.sh makes the package anew
+  exec 9> build/python.lock
+  flock 9
+  timeout 600 bash python/tests/run.sh build -k "$*" > "$log" 2>&1 || status=$?
+  cat "$log"
+  [[ $status -ne 5 ]] || status=77
+  [[ $status -ne 0 || $(tail -1 "$log") == *passed* ]] || status=77
+  exec 9>&-
+  return "$status"
+}
+run_test() { # 77: not run
   local words
   read -ra words <<< "$1"
   local kind=${words[0]} arguments=("${words[@]:1}")
@@ -78,6 +91,7 @@ run_test() {
     gpu16) timeout 600 "${on_emulator[@]}" ATTN_EMULATED_MULTIPROCESSORS=16 build/attn check --device cuda "${arguments[@]}" ;;
     test) timeout 600 "$(program "${arguments[0]}")" --gtest_filter="${arguments[1]:-*}" ;;
     emulated) timeout 600 "${on_emulator[@]}" "$(program "${arguments[0]}")" --gtest_filter="${arguments[1]:-*}" ;;
+    python) run_python "${arguments[@]}" ;;
     *) echo "no kind of test is called $kind" ;;
   esac
 }
@@ -85,7 +99,7 @@ run_test() {
 # ---- one row in a worker's copy
 
 mutate() { # $1: row
-  local name file change test verdict=caught target
+  local name file change test verdict=caught target status=0
   name=$(field "$1" 1) file=$(field "$1" 2) change=$(field "$1" 3) test=$(field "$1" 4-)
   target=$(target_of "$test")
   cp "$file" unchanged
@@ -94,8 +108,10 @@ mutate() { # $1: row
     verdict="**changes nothing**"
   elif ! build ${target:+"$target"}; then
     verdict="**does not compile**"
-  elif run_test "$test" > test.log 2>&1; then
-    verdict="**survives**"
+  else
+    run_test "$test" > test.log 2>&1 || status=$?
+    [[ $status -ne 0 ]] || verdict="**survives**"
+    [[ $status -ne 77 ]] || verdict="**left out**"
   fi
   cp unchanged "$file"
   echo "| $name | \`$file\` | \`${test//|/\\|}\` | $verdict |" > "$folder/results/$1"
@@ -124,16 +140,20 @@ echo "built after $SECONDS s" >&2
 cd "$folder/0"
 for i in "${!tests[@]}"; do
   while (($(jobs -rp | wc -l) >= workers * cores)); do sleep 0.1; done
-  { run_test "${tests[i]}" > "$folder/results/test.$i" 2>&1 || touch "$folder/results/failed.$i"; } &
+  { run_test "${tests[i]}" > "$folder/results/test.$i" 2>&1 || echo $? > "$folder/results/failed.$i"; } &
 done
 wait
 for i in "${!tests[@]}"; do
   [[ -f $folder/results/failed.$i ]] || continue
+  if [[ $(< "$folder/results/failed.$i") == 77 ]]; then
+    echo "left out, as no environment of Python was found that has what it needs: ${tests[i]}" >&2
+    continue
+  fi
   echo "fails without a mutation: ${tests[i]}"
   tail -5 "$folder/results/test.$i"
   exit 2
 done
-echo "${#tests[@]} tests pass unchanged after $SECONDS s" >&2
+echo "${#tests[@]} tests pass or are left out unchanged after $SECONDS s" >&2
 
 for ((i = 0; i < workers; ++i)); do work "$i" & done
 wait
