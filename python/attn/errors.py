@@ -10,6 +10,13 @@ class Error(RuntimeError):
 
     code = "internal"
 
+    def __str__(self) -> str:
+        """The sentence; of a long one, as it repeats a long value, beginning and end."""
+        text = super().__str__()
+        if len(text) <= 2000:
+            return text
+        return f"{text[:300]} ... ({len(text)} characters) ... {text[-400:]}"
+
 
 class InvalidArgument(Error, ValueError):
     """An argument contradicts what is documented for it."""

@@ -92,3 +92,20 @@ def test_symbolic_trace(name):
 
     with pytest.raises(TypeError, match="q is a Proxy; accepted are"):
         torch.fx.symbolic_trace(Module())
+
+
+def test_long_values_are_shortened():
+    hostile = "x" * 100_000
+    several = [ROWS] * 3000
+    for options, end in (
+        ({"backend": hostile}, "'cuda', 'reference'"),
+        ({"layout": hostile}, "'bhsd'"),
+        ({"window": hostile}, "window is"),
+        ({"threads": several}, "threads is"),
+        ({"type_k": {hostile: hostile}}, "type_k is"),
+        ({"mask": hostile}, "expected"),
+    ):
+        with pytest.raises(attn.Error) as caught:
+            attn.attention(ROWS, ROWS, ROWS, **options)
+        assert len(str(caught.value)) < 2100
+        assert end in str(caught.value)

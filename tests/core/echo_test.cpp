@@ -1,6 +1,7 @@
 // Messages show the beginning of what a user wrote and how long it is, whatever was written.
 #include "core/text/echo.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
+#include "core/platform/platform.hpp"
 
 namespace attn {
 namespace {
@@ -32,6 +34,11 @@ TEST(Echo, MessagesAreShortWhateverIsWritten) {
   with_buffer.buffers = {{hostile, t}};
   Problem long_mask;
   long_mask.mask = expr::parse(sum + " < 3");
+  expr::Expr many_buffers = s.key == s.key;
+  for (int i = 0; i < 100; ++i) {
+    const expr::Buffer buffer(fmt::format("{:x>50}", i), tensor(x.data(), {4}));
+    many_buffers = many_buffers && buffer[s.key] > 0;
+  }
   const std::vector<std::pair<const char*, std::function<void()>>> calls = {
       {"token", [&] { parse_problem(hostile); }},
       {"descriptor", [&] { parse_problem("b1_n8_h1_d8_mask(key<" + sum + ")_nonsense"); }},
@@ -52,6 +59,8 @@ TEST(Echo, MessagesAreShortWhateverIsWritten) {
       {"substitute", [&] { expr::substitute(s.score, expr::Op::score, expr::parse(sum)); }},
       {"name of a binding", [&] { forward({}, with_buffer, outputs); }},
       {"problem", [&] { forward(long_mask, inputs, {}); }},
+      {"names of buffers", [&] { forward({.mask = many_buffers}, with_buffer, outputs); }},
+      {"cache folder", [&] { core::PrivateFolder(std::string("/") + hostile); }},
       {"kernel",
        [&] { make_plan(parse_problem("b1_n8_h1_d8"), Phase::forward, {.kernel = hostile}); }},
       {"rung", [&] { make_plan(MatmulProblem{.m = 1, .n = 1, .k = 1}, {.rung = hostile}); }},

@@ -200,6 +200,38 @@ TEST_F(Command, BytesOfArgumentsAreNotEchoed) {
   }
 }
 
+// A message says the beginning of a long argument, and still what is accepted.
+TEST_F(Command, LongArgumentsAreShortened) {
+  const std::string hostile(3000, 'x');
+  std::string words, lengths;
+  for (int i = 0; i < 2000; ++i) {
+    words += " x";
+    lengths += ",8";
+  }
+  store("words", "--phase " + hostile);
+  struct Call {
+    std::string arguments, part;
+  };
+  for (const Call& call : {Call{"check --phase " + hostile, "not in {forward,"},
+                           {"check --phase=" + hostile, "not in {forward,"},
+                           {"check @" + path("words").native(), "not in {forward,"},
+                           {"check --" + hostile, "not expected"},
+                           {"info " + hostile, "not expected"},
+                           {"info" + words, "not expected"},
+                           {"info --measure=" + hostile, "--measure"},
+                           {"matmul 2,2,2 --density " + hostile, "--density"},
+                           {"compile b1_n8_h1_d8 --arch " + hostile, "accepted are names as"},
+                           {"io b1_n8_h1_d8 --kernel " + hostile, "accepted is with --arch"},
+                           {"io b2001_n8_h1_d8/usedk8" + lengths, "cases of full lengths"},
+                           {"check @" + hostile, "a text file of arguments is expected"}}) {
+    const Result result = attn(call.arguments);
+    EXPECT_EQ(result.code, 2) << result.text();
+    EXPECT_TRUE(result.err_has(call.part)) << result.text();
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.text();
+    EXPECT_LT(result.err.size(), 1200) << call.arguments.substr(0, 40);
+  }
+}
+
 // Nor those of a path that is told to have been written.
 TEST_F(Command, BytesOfPathsAreNotEchoed) {
   const std::string escape = "\"$(printf '" + path("").native() + "/%s\\033[31m\\377.npy')\"";

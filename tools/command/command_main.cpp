@@ -51,7 +51,8 @@ void add_words(const std::string& argument, std::vector<std::string>& words) {
     throw Error(ErrorCode::io, fmt::format("argument {}: {}; a text file of arguments is expected",
                                            io::printable(argument), why));
   };
-  if (std::filesystem::is_directory(path)) refuse("it is a directory");
+  std::error_code unknown;  // what cannot be asked cannot be read either
+  if (std::filesystem::is_directory(path, unknown)) refuse("it is a directory");
   std::ifstream file(path);
   if (!file) refuse("the file cannot be read");
   std::string text;
@@ -94,6 +95,30 @@ std::string message_line(std::string_view text) {
   return fmt::format("attn: {}\n", io::printable(text, kMaxCharacters));
 }
 
+// What CLI11 says of these arguments, which it repeats whole, with long ones shortened.
+std::string parse_message(std::string text, const std::vector<std::string>& arguments) {
+  constexpr std::size_t kMaxCharacters = 1000;
+  const auto shorten = [&](const std::string& argument) {
+    const std::string short_form = io::printable(argument);
+    if (short_form.size() >= argument.size()) return;
+    for (std::size_t at = 0; (at = text.find(argument, at)) != std::string::npos;) {
+      text.replace(at, argument.size(), short_form);
+      at += short_form.size();
+    }
+  };
+  std::vector<std::string> parts;  // "--phase=x" is an option and a value
+  for (const std::string& argument : arguments) {
+    parts.push_back(argument);
+    const std::size_t equals = argument.find('=');
+    if (equals != std::string::npos) parts.push_back(argument.substr(equals + 1));
+  }
+  // The longest first: once the text is short, all others are looked for in no time.
+  std::sort(parts.begin(), parts.end(),
+            [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
+  for (const std::string& part : parts) shorten(part);
+  return io::printable(text, kMaxCharacters);
+}
+
 // The command line as it was typed, but for the shell's quotes.
 std::string command_line(const std::vector<std::string>& arguments) {
   std::string text = "attn";
@@ -117,8 +142,10 @@ int run(const std::vector<std::string>& typed) {
   CLI::App app("Exact attention: computes it, checks it against its definition, times it.", "attn");
   app.set_version_flag("--version", "attn " ATTN_VERSION_STRING);
   app.require_subcommand(1);
-  app.failure_message([](const CLI::App*, const CLI::Error& error) {
-    return message_line(fmt::format("{} (see attn --help)", error.what()));
+  std::vector<std::string> arguments;
+  app.failure_message([&](const CLI::App*, const CLI::Error& error) {
+    return message_line(
+        fmt::format("{} (see attn --help)", parse_message(error.what(), arguments)));
   });
   app.footer(
       "An argument @file stands for the words of that file, '#' begins a comment in it.\n"
@@ -131,7 +158,7 @@ int run(const std::vector<std::string>& typed) {
     refuse_empty_values(*sub);
   }
   try {
-    std::vector<std::string> arguments = expand(typed);
+    arguments = expand(typed);
     const auto is_first = [&](const CLI::App* sub) { return sub->check_name(arguments.front()); };
     if (!arguments.empty() && !arguments.front().starts_with('-') &&
         app.get_subcommands(is_first).empty()) {
@@ -139,8 +166,8 @@ int run(const std::vector<std::string>& typed) {
                   fmt::format("the subcommand is \"{}\", but {} are accepted",
                               io::printable(arguments.front()), visible_subcommands(app)));
     }
-    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
-    app.parse(arguments);
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
+    app.parse(reversed);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kBadInput;
   } catch (const Error& error) {

@@ -67,7 +67,8 @@ IoChoice choice_of(const IoOptions& options, const Device& device) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} is {}, and the CPU's plan is counted; accepted is {}",
                             has_kernel ? "--kernel" : "--multiprocessors",
-                            has_kernel ? options.kernel : std::to_string(options.multiprocessors),
+                            has_kernel ? io::printable(options.kernel)
+                                       : std::to_string(options.multiprocessors),
                             has_kernel ? "with --arch or --device cuda" : "with --arch"));
   }
   if (choice.on_gpu) {
@@ -76,7 +77,7 @@ IoChoice choice_of(const IoOptions& options, const Device& device) {
                   fmt::format("--device is {}, whose plan is counted; --arch and "
                               "--multiprocessors are of a GPU that is not here, accepted is to "
                               "leave them out",
-                              options.device));
+                              io::printable(options.device)));
     }
     const cuda::DeviceInfo& gpu = cuda::device_info(device.index);
     choice.arch = to_string(cuda::arch_of_capability(gpu.arch));
@@ -102,7 +103,7 @@ int io(const IoOptions& options, const std::string& command_line) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("'{}' gives lengths; accepted are cases of full lengths, of which "
                               "bytes are counted",
-                              text));
+                              io::printable(text)));
     }
     cases.push_back(verify::at_full_length(c));
     core::validate_problem(cases.back().problem);

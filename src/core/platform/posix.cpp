@@ -23,6 +23,7 @@
 
 #include "attn/error.hpp"
 #include "core/platform/platform.hpp"
+#include "core/text/echo.hpp"
 
 #if defined(__linux__)
 #include <link.h>
@@ -39,7 +40,9 @@ constexpr off_t kMaxFileBytes = off_t{64} << 20;
 
 std::string reason(int error) { return std::generic_category().message(error); }
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::io, message); }
+[[noreturn]] void refuse(const std::string& folder, const std::string& why) {
+  throw Error(ErrorCode::io, fmt::format("cache folder {} {}", echo_path(folder), why));
+}
 
 bool written_by_others(const struct stat& status) {
   return (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
@@ -179,7 +182,7 @@ PrivateFolder::PrivateFolder(std::string folder) : folder_(std::move(folder)) {
     descriptor_ = open_folder();
   }
   if (descriptor_ < 0) {
-    refuse(fmt::format("cache folder {} cannot be made or opened: {}", folder_, reason(errno)));
+    refuse(folder_, "cannot be made or opened: " + reason(errno));
   }
   struct stat status {};
   const bool known = fstat(descriptor_, &status) == 0;
@@ -195,7 +198,7 @@ PrivateFolder::PrivateFolder(std::string folder) : folder_(std::move(folder)) {
   }
   if (!wrong.empty()) {
     ::close(descriptor_);
-    refuse(fmt::format("cache folder {} is not used: {}", folder_, wrong));
+    refuse(folder_, "is not used: " + wrong);
   }
 }
 
@@ -224,7 +227,7 @@ void PrivateFolder::store(const std::string& name, std::string_view bytes) const
   const std::string temporary = temporary_name(name);
   File file(openat(descriptor_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (file.get() < 0) {
-    refuse(fmt::format("cache folder {} takes no file: {}", folder_, reason(errno)));
+    refuse(folder_, "takes no file: " + reason(errno));
   }
   int error = write_all(file.get(), bytes);
   if (error == 0 && fsync(file.get()) != 0) error = errno;
@@ -235,8 +238,7 @@ void PrivateFolder::store(const std::string& name, std::string_view bytes) const
   }
   if (error == 0) return;
   unlinkat(descriptor_, temporary.c_str(), 0);
-  refuse(fmt::format("cache folder {} takes no file of {} bytes: {}", folder_, bytes.size(),
-                     reason(error)));
+  refuse(folder_, fmt::format("takes no file of {} bytes: {}", bytes.size(), reason(error)));
 }
 
 }  // namespace attn::core

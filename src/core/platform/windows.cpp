@@ -14,6 +14,7 @@
 #include "attn/error.hpp"
 #include "core/fork_safe.hpp"
 #include "core/platform/platform.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::core {
 
@@ -70,7 +71,7 @@ void* find_symbol(const SharedLibrary& library, const char* symbol) {
 PrivateFolder::PrivateFolder(std::string folder) : folder_(std::move(folder)) {
   throw Error(ErrorCode::io, fmt::format("cache folder {} is not used: on Windows kernels are not "
                                          "kept on disk",
-                                         folder_));
+                                         echo_path(folder_)));
 }
 PrivateFolder::~PrivateFolder() = default;
 std::optional<std::string> PrivateFolder::load(const std::string&) const { return std::nullopt; }

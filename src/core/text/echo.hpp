@@ -17,6 +17,9 @@ inline std::string echo(std::string_view text, std::size_t most = 60) {
   return fmt::format("{}... ({} bytes)", text.substr(0, most), text.size());
 }
 
+// The path of a file, which may be longer than other texts.
+inline std::string echo_path(std::string_view path) { return echo(path, 300); }
+
 // The text of a problem, whose mask and score may be long.
 inline std::string echo(const Problem& problem) { return echo(to_string(problem), 300); }
 

@@ -59,7 +59,7 @@ std::string names_of(const Buffers& declared) {
   for (const Buffer* buffer : declared) {
     names += fmt::format("{}'{}'", names.empty() ? "" : ", ", buffer->name());
   }
-  return names.empty() ? "none, as mask and score read no buffer" : names;
+  return names.empty() ? "none, as mask and score read no buffer" : echo(names, 300);
 }
 
 void check_binding_names(const ArgumentCheck& check, const Buffers& declared,

@@ -9,6 +9,7 @@
 #include "attn/error.hpp"
 #include "core/first_made.hpp"
 #include "core/platform/platform.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -87,7 +88,7 @@ Compiler open_compiler() {
   compiler.missing = fmt::format(
       "the run-time compiler NVRTC of CUDA 12 or newer cannot be opened ({}); ATTN_NVRTC may name "
       "its file",
-      first_error);
+      core::echo_path(first_error));
   return compiler;
 }
 

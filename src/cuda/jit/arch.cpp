@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/jit/compile.hpp"
 
 namespace attn::cuda {
@@ -25,9 +26,9 @@ Arch parse_arch(std::string_view text) {
       std::from_chars(digits.data(), digits.data() + digits.size(), arch.number);
   if (!prefixed || error != std::errc{} || end != digits.data() + digits.size() ||
       digits.front() < '1' || arch.number < 50 || arch.number > 999) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        fmt::format("architecture is \"{}\"; accepted are names as sm_80 and sm_90a", text));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("architecture is \"{}\"; accepted are names as sm_80 and sm_90a",
+                            core::echo(text)));
   }
   return arch;
 }

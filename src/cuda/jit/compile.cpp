@@ -12,6 +12,7 @@
 #include "attn/error.hpp"
 #include "core/first_made.hpp"
 #include "core/fork_safe.hpp"
+#include "core/text/echo.hpp"
 #include "cuda/driver/nvrtc.hpp"
 #include "cuda/jit/cache_entry.hpp"
 #include "cuda/jit/disk_cache.hpp"
@@ -218,7 +219,7 @@ Compiled compile_with(const Source& source, Arch arch, const Context& context,
     warn_once(context, "ATTN_DUMP",
               fmt::format("ATTN_DUMP names \"{}\"; accepted are source, ptx, cubin and "
                           "report, separated by commas",
-                          dump.unknown));
+                          core::echo(dump.unknown)));
   }
   if (dump.any()) {
     try {

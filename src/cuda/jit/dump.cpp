@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "attn/error.hpp"
+#include "core/text/echo.hpp"
 
 namespace attn::cuda {
 
@@ -46,7 +47,8 @@ void write_dump(const Dump& dump, const std::string& stem, const Source& source,
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     file.close();
-    if (!file) throw Error(ErrorCode::io, fmt::format("dump {} cannot be written", path));
+    if (!file)
+      throw Error(ErrorCode::io, fmt::format("dump {} cannot be written", core::echo_path(path)));
   };
   write(dump.source, "cu", source.text);
   write(dump.ptx, "ptx", compiled.ptx);

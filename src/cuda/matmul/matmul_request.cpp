@@ -36,7 +36,7 @@ MatmulRequest parse_matmul_request(std::string_view text) {
         fmt::format("the shape of rung '{}' is '{}'; accepted is ROWSxCOLUMNS_sPARTS, as in "
                     "64x192_s8, and of pipelined ROWSxCOLUMNS_wWARPS_kSTEPS_rSTAGES, of which "
                     "the last three may be left out",
-                    request.rung, core::echo(text.substr(slash + 1))));
+                    core::echo(request.rung), core::echo(text.substr(slash + 1))));
   }
   return request;
 }
