@@ -97,7 +97,7 @@ constexpr ListedCase kCases[] = {
     {"b2_sq30_sk50_sp150_hq4_hk2_d64_window40x0", "a window that ends in the prefix"},
     {"b2_sq30_sk50_sp150_hq4_hk2_d64_causaltl_sink", "own keys that nobody sees"},
     {"b3_sq9_sk20_sp140_h2_d64_documents", "ids of keys of the prefix"},
-    {"b3_sq5_sk30_sp300_hq4_hk2_d64_tree/padded", "a draft behind a prefix"},
+    {"b3_sq5_sk30_sp300_hq4_hk2_d64_tree/padded_maxlogit", "a draft behind a prefix"},
     {"b3_sq2_sk30_sp400_hq4_hk2_d576_dv512_causal/strided",
      "latent attention, rows at two distances"},
     {"b3_sq2_sk0_sp200_hq4_hk2_d64_sink", "no own keys"},

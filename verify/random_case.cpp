@@ -41,9 +41,7 @@ class Generator {
     shared_prefix();
     cache_types();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
-    // max_logit is refused beside both a prefix and lengths of Q.
-    const bool refused = has_prefix_ && hints_.find("padded") != std::string::npos;
-    if (logits_() % kMaxLogitEvery == 0 && !refused) hint("maxlogit");
+    if (logits_() % kMaxLogitEvery == 0) hint("maxlogit");
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
 
@@ -281,13 +279,11 @@ class Generator {
     const std::int64_t keys = 1 + static_cast<std::int64_t>(shared_() % 400);
     if (batch_ * heads_q_ * seqlen_q_ * keys > kMaxScores) return;
     put("sp", keys);
-    has_prefix_ = true;
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
   Random random_, lengths_, lists_, shared_, caches_, logits_;
   bool paged_ = false;
-  bool has_prefix_ = false;
   bool dropout_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0, d_ = 0, dv_ = 0;
   std::string text_, hints_;

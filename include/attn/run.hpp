@@ -71,8 +71,8 @@ struct Outputs {
   // scores as they enter softmax: after softmax_scale and the score expression, before dropout. The
   // sink is not part of it. -inf where no row sees a key, or every score is -inf. NaN where a row
   // sees a score of NaN or +inf: its O and LSE are NaN too. Training reads it: QK-clip (Kimi K2,
-  // 2025) scales down weights of both where a head's largest score passes a bound. Unsupported are
-  // a prefix beside seqused_q, and on a GPU the algorithms flash_attention and block_sparse.
+  // 2025) scales down weights of both where a head's largest score passes a bound. On a GPU the
+  // algorithms flash_attention and block_sparse refuse it with Error(unsupported).
   Tensor max_logit{};
 };
 

@@ -38,9 +38,9 @@ struct Passes {
   Plan own{};
 };
 
-Passes plan_passes(const Problem& problem, bool in_line, const PlanOptions& options,
+Passes plan_passes(const Problem& problem, bool as_one, const PlanOptions& options,
                    const Context& context) {
-  Passes passes{.parts = core::prefix_parts(problem, core::OwnLengths::seqused, in_line)};
+  Passes passes{.parts = core::prefix_parts(problem, core::OwnLengths::seqused, as_one)};
   const auto plan = [&](const Problem& part) {
     return cpu::plan(part, Phase::forward, options, context);
   };
@@ -305,7 +305,8 @@ void forward_prefix(const Plan& plan, const Inputs& inputs, const Outputs& outpu
   }
   const Passes* passes = &state->passes;
   std::optional<Passes> anew;
-  if (passes->shared && !core::is_in_line(p, inputs)) {
+  if (passes->shared &&
+      (!core::is_in_line(p, inputs) || core::counts_unused_rows(p, inputs, outputs))) {
     passes = &anew.emplace(plan_passes(p, false, state->options, context));
   }
   std::optional<Plan> changed;

@@ -84,5 +84,34 @@ TEST(PackedTail, IsZeroInEveryResult) {
   }
 }
 
+// Behind a shared prefix, whose keys might be read by all rows at once.
+TEST(PackedTail, IsNotInTheLargestScore) {
+  constexpr std::int64_t kPrefix = 200;
+  std::vector<float> q = rows_of_chance(1), k = rows_of_chance(2), v = rows_of_chance(3);
+  std::vector<float> prefix(kPrefix * kRow);
+  for (std::size_t i = 0; i < prefix.size(); ++i) prefix[i] = k[i % (kUsed * kRow)];
+  std::vector<std::int32_t> starts = kStarts;
+  Inputs inputs{.q = packed(q), .k = packed(k), .v = packed(v)};
+  inputs.prefix_k = inputs.prefix_v = tensor(prefix.data(), {kPrefix, kHeads, kDim});
+  inputs.cu_seqlens_q = inputs.cu_seqlens_k = tensor(starts.data(), {4});
+  Problem described;
+  described.layout_q = described.layout_k = Layout::packed;
+  described.seqlen_prefix = kPrefix;
+  const Problem problem = complete(described, inputs);
+  std::vector<float> logits[2];
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    std::vector<float> o(q.size(), kNaN);
+    std::vector<float>& to = logits[backend == Backend::cpu ? 1 : 0];
+    to.assign(kHeads, kNaN);
+    Outputs outputs{.o = packed(o)};
+    outputs.max_logit = tensor(to.data(), {kHeads});
+    forward(problem, inputs, outputs, {.backend = backend});
+    expect_zero_tail(o, std::string(name(backend)));
+  }
+  for (std::size_t h = 0; h < kHeads; ++h) {
+    EXPECT_NEAR(logits[0][h], logits[1][h], 1e-5) << "head " << h;
+  }
+}
+
 }  // namespace
 }  // namespace attn::verify

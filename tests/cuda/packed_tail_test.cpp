@@ -73,6 +73,15 @@ void expect_tail(Rows& rows, const std::string& what) {
   }
 }
 
+Context context_of(const Plan& plan, std::optional<DeviceBuffer>& workspace) {
+  Context context;
+  if (plan.workspace_bytes > 0) {
+    workspace.emplace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
+    context.workspace = tensor(workspace->data(), DType::u8, {plan.workspace_bytes}, kGpu);
+  }
+  return context;
+}
+
 class CudaPackedTail : public ::testing::TestWithParam<DType> {};
 
 TEST_P(CudaPackedTail, IsWrittenInEveryResult) {
@@ -100,14 +109,6 @@ TEST_P(CudaPackedTail, IsWrittenInEveryResult) {
       tensor(cu.data(), DType::i32, {static_cast<std::int64_t>(starts.size())}, kGpu);
   const Outputs outputs{.o = o.device(), .lse = lse.device()};
 
-  const auto context_of = [](const Plan& plan, std::optional<DeviceBuffer>& workspace) {
-    Context context;
-    if (plan.workspace_bytes > 0) {
-      workspace.emplace(kGpu.index, static_cast<std::size_t>(plan.workspace_bytes));
-      context.workspace = tensor(workspace->data(), DType::u8, {plan.workspace_bytes}, kGpu);
-    }
-    return context;
-  };
   std::optional<DeviceBuffer> workspace, backward_workspace;
   const Plan plan = make_plan(problem, Phase::forward, {.device = kGpu});
   forward(plan, inputs, outputs, context_of(plan, workspace));
@@ -132,6 +133,37 @@ TEST_P(CudaPackedTail, IsWrittenInEveryResult) {
       }
     }
   }
+}
+
+// The keys of a shared prefix might be read by all rows at once.
+TEST(CudaPackedTailBehindPrefix, IsNotInTheLargestScore) {
+  ATTN_NEEDS_GPU();
+  constexpr DType dtype = DType::bf16;
+  Rows q(dtype, {kTotal, kHeads, kDim}), k(dtype, {kTotal, kHeadsK, kDim}),
+      prefix(dtype, {10 * kTotal, kHeadsK, kDim}), o(dtype, {kTotal, kHeads, kDim}),
+      logits(DType::f32, {kHeads});
+  q.fill(1), k.fill(2), prefix.fill(3);
+  const std::vector<std::int32_t> starts = {0, 4, 4, kUsed};
+  DeviceBuffer cu(kGpu.index, 4 * sizeof(std::int32_t));
+  cu.upload(starts.data(), 4 * sizeof(std::int32_t));
+  Inputs inputs{.q = q.device(), .k = k.device(), .v = k.device()};
+  inputs.cu_seqlens_q = inputs.cu_seqlens_k =
+      tensor(cu.data(), DType::i32, {static_cast<std::int64_t>(starts.size())}, kGpu);
+  inputs.prefix_k = inputs.prefix_v = prefix.device();
+  inputs.prefix_k.shape[0] = inputs.prefix_v.shape[0] = 10 * kUsed;
+  Problem problem;
+  problem.layout_q = problem.layout_k = Layout::packed;
+  problem.seqlen_prefix = 10 * kUsed;
+  problem.seqlen_q = problem.seqlen_k = kUsed - 4;
+  Outputs outputs{.o = o.device()};
+  outputs.max_logit = logits.device();
+  const Plan plan = make_plan(complete(problem, inputs), Phase::forward, {.device = kGpu});
+  std::optional<DeviceBuffer> workspace;
+  forward(plan, inputs, outputs, context_of(plan, workspace));
+  synchronize(kGpu.index);
+  expect_tail(o, "o");
+  logits.download();
+  for (std::int64_t h = 0; h < kHeads; ++h) EXPECT_TRUE(std::isfinite(logits.at(h))) << h;
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, CudaPackedTail,

@@ -134,11 +134,11 @@ void take_keys(const Problem& problem, const Inputs& inputs, std::int64_t batch,
 
 }  // namespace
 
-PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool in_line) {
+PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool as_one) {
   refuse_own_names(problem);
   PrefixParts parts;
   const std::int64_t prefix = problem.seqlen_prefix;
-  parts.shared_keys = in_line ? shared_keys(problem) : 0;
+  parts.shared_keys = as_one ? shared_keys(problem) : 0;
   if (parts.shared_keys > 0) {
     Problem& shared = parts.shared.emplace(over_prefix(problem, parts.shared_keys));
     shared.batch = 1;
@@ -164,6 +164,11 @@ bool is_in_line(const Problem& problem, const Inputs& inputs) {
     return t.strides[0] == problem.seqlen_q * t.strides[1];
   };
   return in_line(inputs.q) && (inputs.scale_q.rank <= 1 || in_line(inputs.scale_q));
+}
+
+bool counts_unused_rows(const Problem& problem, const Inputs& inputs, const Outputs& outputs) {
+  return outputs.max_logit.given() &&
+         (problem.layout_q == Layout::packed || inputs.seqused_q.given());
 }
 
 Tensor rows_of_all(const Problem& problem, const Tensor& q) {

@@ -33,11 +33,15 @@ struct PrefixParts {
   // Each sequence over its own keys. The sink is here.
   Problem own{};
 };
-// in_line: whether the rows of Q may be taken as those of one sequence (is_in_line).
-PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool in_line = true);
+// as_one: whether the rows of all sequences of Q may be taken as those of one. Else nothing is
+// shared.
+PrefixParts prefix_parts(const Problem& problem, OwnLengths lengths, bool as_one = true);
 
 // Whether the rows of all sequences of Q, and their scales, lie at one distance.
 bool is_in_line(const Problem& problem, const Inputs& inputs);
+// Whether the largest score, if rows were taken as those of one sequence, would be that of rows
+// that are in no sequence as well. Where Q is packed, only its lengths in memory say that.
+bool counts_unused_rows(const Problem& problem, const Inputs& inputs, const Outputs& outputs);
 // Q, its scales or another tensor of its layout that is in line, as [rows, heads, dim] of one
 // packed sequence.
 Tensor rows_of_all(const Problem& problem, const Tensor& q);

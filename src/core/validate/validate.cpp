@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "attn/error.hpp"
 #include "core/expr/build.hpp"
-#include "core/text/echo.hpp"
 #include "core/validate/validate_parts.hpp"
 
 namespace attn::core {
@@ -73,16 +71,8 @@ void check_like_lse(const ArgumentCheck& check, const Problem& p, const Inputs& 
   }
 }
 
-void check_max_logit(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
-                     const Tensor& t) {
+void check_max_logit(const ArgumentCheck& check, const Problem& p, const Tensor& t) {
   check.tensor("max_logit", t, p.dtype == DType::f64 ? DType::f64 : DType::f32, {p.heads_q});
-  // Passes over the prefix read all rows of Q.
-  if (p.seqlen_prefix > 0 && inputs.seqused_q.given()) {
-    throw Error(ErrorCode::unsupported,
-                fmt::format("max_logit and seqused_q are given and seqlen_prefix is {}; accepted "
-                            "beside both is 0 (problem {})",
-                            p.seqlen_prefix, echo(p)));
-  }
 }
 
 // Appends the gradients to `outputs`.
@@ -157,7 +147,7 @@ std::pmr::vector<NamedTensor> validate_forward(const Problem& problem, const Inp
   const auto buffers = check_inputs(check, problem, inputs, memory);
   check_like_o(check, problem, inputs, "o", outputs.o);
   if (outputs.lse.given()) check_like_lse(check, problem, inputs, "lse", outputs.lse);
-  if (outputs.max_logit.given()) check_max_logit(check, problem, inputs, outputs.max_logit);
+  if (outputs.max_logit.given()) check_max_logit(check, problem, outputs.max_logit);
   Tensors tensors(&memory);
   tensors.reserve(kTensors);
   add_given(tensors, "o", outputs.o);

@@ -49,8 +49,9 @@ ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outp
   if (p.seqlen_prefix > 0) {
     PrefixTensors& prefix = call.prefix;
     prefix.shared.max_logit = own.max_logit;
-    // A copy of Q is, wherever Q lies.
-    prefix.in_line = core::has_own_type_q(p) || core::is_in_line(p, inputs);
+    // A copy of Q is in line, wherever Q lies.
+    prefix.as_one = (core::has_own_type_q(p) || core::is_in_line(p, inputs)) &&
+                    !core::counts_unused_rows(p, inputs, outputs);
     if (p.layout_q == Layout::packed) prefix.rows = core::rows_of_all(p, inputs.q).shape[0];
     prefix.shared.whole_k = p.paged_prefix;
     describe_operands(prefix.shared, p, inputs, p.paged_prefix ? inputs.k : inputs.prefix_k,

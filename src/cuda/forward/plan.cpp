@@ -258,7 +258,8 @@ std::vector<Source> forward_sources(const Problem& problem, Arch arch, const Pla
   splits.keeps_parts = problem.seqlen_prefix > 0;
   int other_parts = 0, other_splits = 0;
   if (splits.keeps_parts) {
-    const auto parts = core::prefix_parts(problem, core::OwnLengths::problem);
+    const bool as_one = !(max_logit && problem.layout_q == Layout::packed);
+    const auto parts = core::prefix_parts(problem, core::OwnLengths::problem, as_one);
     own = parts.own;
     for (PrefixKeys& part : prefix_keys(parts, arch, kMultiprocessors, kernel)) {
       part.tensors.max_logit = max_logit;

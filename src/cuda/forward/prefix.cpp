@@ -41,9 +41,9 @@ PrefixNeeds prefix_needs(const Problem& problem, const DeviceInfo& device,
                          std::string_view kernel) {
   const Arch arch = arch_of_capability(device.arch);
   PrefixNeeds needs;
-  for (const bool in_line : {true, false}) {
+  for (const bool as_one : {true, false}) {
     core::Size workspace;
-    const auto parts = core::prefix_parts(problem, core::OwnLengths::seqused, in_line);
+    const auto parts = core::prefix_parts(problem, core::OwnLengths::seqused, as_one);
     for (const PrefixKeys& part : prefix_keys(parts, arch, multiprocessors(device), kernel)) {
       workspace =
           decoding_offset(workspace) + workspace_bytes(part.problem, arch, part.splits, kernel);
@@ -56,7 +56,7 @@ PrefixNeeds prefix_needs(const Problem& problem, const DeviceInfo& device,
 
 core::PrefixParts prefix_parts_of(const Problem& problem, const ForwardSignature& signature) {
   return core::prefix_parts(problem, lengths_of(problem, signature.tensors.seqused_k),
-                            signature.prefix.in_line);
+                            signature.prefix.as_one);
 }
 
 Inputs prefix_inputs(const Problem& problem, const core::PrefixParts& parts, bool as_one,

@@ -19,7 +19,7 @@ namespace attn::cuda {
 
 // What the passes over a shared prefix are made for.
 struct PrefixTensors {
-  bool in_line = true;    // core::is_in_line
+  bool as_one = true;     // rows of Q: core::prefix_parts
   std::int64_t rows = 0;  // of a packed Q
   ForwardTensors shared{}, rest{};
   bool operator==(const PrefixTensors&) const = default;
