@@ -14,6 +14,7 @@
 #include <fstream>
 #include <new>
 #include <sstream>
+#include <string_view>
 
 #include "attn/error.hpp"
 #include "attn/version.hpp"
@@ -98,24 +99,23 @@ std::string message_line(std::string_view text) {
 // What CLI11 says of these arguments, which it repeats whole, with long ones shortened.
 std::string parse_message(std::string text, const std::vector<std::string>& arguments) {
   constexpr std::size_t kMaxCharacters = 1000;
-  const auto shorten = [&](const std::string& argument) {
-    const std::string short_form = io::printable(argument);
-    if (short_form.size() >= argument.size()) return;
-    for (std::size_t at = 0; (at = text.find(argument, at)) != std::string::npos;) {
-      text.replace(at, argument.size(), short_form);
-      at += short_form.size();
-    }
-  };
-  std::vector<std::string> parts;  // "--phase=x" is an option and a value
-  for (const std::string& argument : arguments) {
+  std::vector<std::string_view> parts;  // "--phase=x" is an option and a value
+  for (const std::string_view argument : arguments) {
     parts.push_back(argument);
     const std::size_t equals = argument.find('=');
-    if (equals != std::string::npos) parts.push_back(argument.substr(equals + 1));
+    if (equals != std::string_view::npos) parts.push_back(argument.substr(equals + 1));
   }
   // The longest first: once the text is short, all others are looked for in no time.
   std::sort(parts.begin(), parts.end(),
-            [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
-  for (const std::string& part : parts) shorten(part);
+            [](std::string_view a, std::string_view b) { return a.size() > b.size(); });
+  for (const std::string_view part : parts) {
+    const std::string short_form = io::printable(part);
+    if (short_form.size() >= part.size()) break;
+    for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos;) {
+      text.replace(at, part.size(), short_form);
+      at += short_form.size();
+    }
+  }
   return io::printable(text, kMaxCharacters);
 }
 
