@@ -57,8 +57,8 @@ class Count {
         return plan_.threads * (one_block() + kFloat * kMaxRows * p_.head_dim_v) + matrix();
       case Algorithm::flash_attention:
       case Algorithm::block_sparse: {
-        const Size block = Size(sizeof(QueryBlock)) + kFloat * kMaxRows * p_.head_dim_v;
-        return plan_.threads * (one_block() + blocks_ * block);
+        const Size o = kFloat * kMaxRows * p_.head_dim_v;
+        return plan_.threads * (one_block() + o + blocks_ * (Size(sizeof(QueryBlock)) + o));
       }
       case Algorithm::memory_efficient:
         return scratch + task_lists() +

@@ -186,6 +186,40 @@ TEST(SaturatedSoftcap, GradientsKeepTheirDigits) {
   }
 }
 
+// Rows whose first three keys have all of the weight, before many blocks of keys that weigh
+// nothing.
+TEST(KeysOfNoWeight, LeaveOAsItIs) {
+  constexpr std::int64_t kRows = 20, kSeen = 3, kKeys = 100 * 64 + kSeen, kDim = 8;
+  std::vector<float> q(kRows), k(kKeys, -1000), v(kKeys * kDim), o(kRows * kDim);
+  const float first[kSeen] = {0, -0.3f, -0.7f};
+  std::copy_n(first, kSeen, k.begin());
+  for (std::size_t i = 0; i < v.size(); ++i) v[i] = 1 + static_cast<float>(i % 97) * 0.013f;
+  std::vector<double> expected(o.size());
+  for (std::size_t r = 0; r < kRows; ++r) {
+    q[r] = 1 + static_cast<float>(r) * 0.03f;
+    double sum = 0;
+    for (const float x : first) sum += std::exp(double{q[r]} * x);
+    for (std::size_t i = 0; i < kSeen * kDim; ++i) {
+      expected[r * kDim + i % kDim] += std::exp(double{q[r]} * first[i / kDim]) / sum * v[i];
+    }
+  }
+  const Problem problem{.softmax_scale = 1};
+  const Inputs inputs{.q = tensor(q.data(), {1, kRows, 1, 1}),
+                      .k = tensor(k.data(), {1, kKeys, 1, 1}),
+                      .v = tensor(v.data(), {1, kKeys, 1, kDim})};
+  const Outputs outputs{.o = tensor(o.data(), {1, kRows, 1, kDim})};
+  for (const InstructionSet isa : available_instruction_sets()) {
+    for (const Algorithm algorithm : algorithms(Phase::forward)) {
+      SCOPED_TRACE(std::string(name(algorithm)) + ", " + std::string(name(isa)));
+      std::fill(o.begin(), o.end(), std::numeric_limits<float>::quiet_NaN());
+      forward(problem, inputs, outputs, {.algorithm = algorithm}, {.isa = isa, .log = nullptr});
+      for (std::size_t i = 0; i < o.size(); ++i) {
+        ASSERT_NEAR(o[i], expected[i], 5 * 0x1p-24 * expected[i]) << "element " << i;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Conformance, LargeScores,
                          ::testing::Values("b1_n64_h1_d64_bf16/q1e8", "b1_n64_h1_d64_bf16/q1e10",
                                            "b1_n64_h1_d64_f32/q1e10", "b1_n64_h1_d64_f32/q1e20",

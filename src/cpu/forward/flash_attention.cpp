@@ -18,7 +18,8 @@ struct Scratch {
   KeyBlock keys;
   QueryBlock* query_blocks = nullptr;
   float* q_t = nullptr;
-  float* o_t = nullptr;  // [blocks][dim_v][rows], normalised
+  float* o_t = nullptr;    // [blocks][dim_v][rows], normalised
+  float* new_o = nullptr;  // [dim_v][rows], P~ V of a pair of blocks
 
   void carve(Carver& c) {
     float* k = nullptr;
@@ -29,34 +30,38 @@ struct Scratch {
     c.take(query_blocks, blocks);
     c.take(q_t, static_cast<std::size_t>((dim + 1) * kMaxRows));
     c.take(o_t, core::Size(blocks) * dim_v * kMaxRows);
+    c.take(new_o, static_cast<std::size_t>(dim_v * kMaxRows));
     keys.k = k;
     keys.v = v;
   }
 };
 
 // Lines 9 to 13 for one pair of blocks: O_i <- diag(l')^-1 (diag(l) e^(m - m') O_i + e^(m~ - m') P~
-// V_j).
+// V_j). The factor of O_i is 1 where a row's keys of the block weigh nothing: O_i l (1 / l) would
+// wear it down by an ulp a block.
 void update(const Attention& a, const core::Sequence& sequence, int head_k, QueryBlock& q,
-            const KeyBlock& keys, std::uint64_t apart, expr::Coverage coverage, TileScratch& t) {
+            const KeyBlock& keys, std::uint64_t apart, expr::Coverage coverage, Scratch& s) {
+  TileScratch& t = s.tile;
   const QueryTile tile{&q, coverage, &t};
   a.scores(&tile, 1, keys.k, keys.key0, keys.keys);
   float before[kMaxRows];
   std::copy_n(q.l, a.ops.rows, before);
   a.ops.softmax(t.s, keys.keys, a.c(), t.row_max, a.keep(q, keys.key0, keys.keys, t), q.m, q.l,
                 t.alpha, t.p);
-  float normalizer[kMaxRows];
+  float factor[kMaxRows], normalizer[kMaxRows];
   for (int r = 0; r < a.ops.rows; ++r) {
-    // A row that sees no key of the block keeps its O as it is: l * (1 / l) would wear it down by
-    // an ulp a block.
     const bool sees = t.row_max[r] != -std::numeric_limits<float>::infinity();
-    t.alpha[r] = sees ? t.alpha[r] * before[r] : 1.0f;
+    factor[r] = sees ? t.alpha[r] * before[r] / q.l[r] : 1.0f;
     normalizer[r] = sees ? 1.0f / q.l[r] : 1.0f;
   }
-  const OutputTile output{t.p, t.alpha, q.o_t};
+  std::fill_n(s.new_o, a.dim_v * a.ops.rows, 0.0f);
+  const OutputTile output{t.p, t.alpha, s.new_o};
   a.ops.accumulate(&output, 1, keys.v, keys.keys, a.dim_v);
   if (apart != 0) add_values_apart(a, sequence, head_k, keys.key0, keys.keys, apart, output);
   for (int d = 0; d < a.dim_v; ++d) {
-    for (int r = 0; r < a.ops.rows; ++r) q.o_t[d * a.ops.rows + r] *= normalizer[r];
+    float* const o = q.o_t + d * a.ops.rows;
+    const float* const new_o = s.new_o + d * a.ops.rows;
+    for (int r = 0; r < a.ops.rows; ++r) o[r] = factor[r] * o[r] + normalizer[r] * new_o[r];
   }
 }
 
@@ -105,7 +110,7 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
           coverage = expr::Coverage::mixed;  // algorithm 1 computes and masks every tile
         }
         a.pack_query_block(sequence, q);
-        update(a, sequence, head_k, q, s.keys, apart, coverage, s.tile);
+        update(a, sequence, head_k, q, s.keys, apart, coverage, s);
       }
     }
     for (std::int64_t i = 0; i < blocks; ++i) {
