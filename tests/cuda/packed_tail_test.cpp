@@ -138,9 +138,9 @@ TEST_P(CudaPackedTail, IsWrittenInEveryResult) {
 // The keys of a shared prefix might be read by all rows at once.
 TEST(CudaPackedTailBehindPrefix, IsNotInTheLargestScore) {
   ATTN_NEEDS_GPU();
-  constexpr DType dtype = DType::bf16;
-  Rows q(dtype, {kTotal, kHeads, kDim}), k(dtype, {kTotal, kHeadsK, kDim}),
-      prefix(dtype, {10 * kTotal, kHeadsK, kDim}), o(dtype, {kTotal, kHeads, kDim}),
+  constexpr DType kDtype = DType::bf16;
+  Rows q(kDtype, {kTotal, kHeads, kDim}), k(kDtype, {kTotal, kHeadsK, kDim}),
+      prefix(kDtype, {10 * kTotal, kHeadsK, kDim}), o(kDtype, {kTotal, kHeads, kDim}),
       logits(DType::f32, {kHeads});
   q.fill(1), k.fill(2), prefix.fill(3);
   const std::vector<std::int32_t> starts = {0, 4, 4, kUsed};
