@@ -81,6 +81,8 @@ constexpr ListedCase kCases[] = {
     {"b1_sq8_sk100_h2_d64_paged16/far", "the same, paged"},
     // A shared prefix
     {"b3_sq1_sk40_sp300_hq8_hk2_d64", "decoding behind a prefix that is read once"},
+    {"b2_sq1_sk40_sp300_hq4_hk2_d64_score(score-3.4028234e38)",
+     "parts of the keys that differ in LSE by less than double tells"},
     {"b3_sq4_sk10_sp50_h2_d16_mask(key+2147483647<=position+2147483647)",
      "sums of the mask wrap around in int32 at keys that do not move with the prefix"},
     {"b5_sq1_sk200_sp1500_hq4_hk1_d64_causal_sink/usedk0,200,7,150,64",

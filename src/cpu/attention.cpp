@@ -241,6 +241,16 @@ const std::uint32_t* Attention::keep(const QueryBlock& q, int key0, int keys,
   return t.keep;
 }
 
+LseRest::LseRest(const Attention& a, const core::Sequence& sequence) : given_(a.lse_rest.given()) {
+  if (given_) rows_ = core::lse_rows(a.problem, a.inputs, a.lse_rest, sequence.batch);
+}
+
+void LseRest::store(std::int32_t query, std::int32_t head, double m, double l) const {
+  if (!given_) return;
+  const double log = std::log(l), lse = m + log;
+  *reinterpret_cast<double*>(rows_.row(query, head)) = std::isfinite(lse) ? m - lse + log : 0;
+}
+
 void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
                             const Outputs& outputs, bool normalized) const {
   alignas(kAlignment) float factor[kMaxRows] = {};
@@ -248,6 +258,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
   const core::Rows o = core::rows_like_q(problem, inputs, outputs.o, sequence.batch);
   const bool has_lse = outputs.lse.given();
   const core::Rows lse = core::lse_rows(problem, inputs, outputs.lse, sequence.batch);
+  const LseRest rest(*this, sequence);
   const core::MaxLogit max_logit(outputs.max_logit);
   const std::size_t row_bytes = static_cast<std::size_t>(dim_v) * size_of(outputs.o.dtype);
   for (int r = 0; r < block.count; ++r) {
@@ -276,6 +287,7 @@ void Attention::store_block(const core::Sequence& sequence, QueryBlock& block,
       // In f64 where a part of a prefix's keys is to be merged.
       core::store_element(lse.row(block.query[r], block.head[r]), outputs.lse.dtype,
                           empty ? empty_lse : m + std::log(l));
+      rest.store(block.query[r], block.head[r], m, empty ? 1 : l);
     }
   }
   ops.unpack_o(block.o_t, dim_v, factor, outputs.o.dtype, row, block.count);

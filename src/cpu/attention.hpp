@@ -104,6 +104,10 @@ class Attention {
   std::pmr::vector<core::Sequence> sequences;  // all of the batch, or some in its order
   // Of a part of a larger problem: where its rows stand in that, for dropout. Else null.
   const core::Places* places = nullptr;
+  // Of a part of the keys that is to be merged: f64, in the shape and strides of LSE, what rounding
+  // took from that. Example: 300 keys of scores -1e30 have LSE -1e30 and here log 300, so that they
+  // weigh three times 100 such keys. Else not given.
+  Tensor lse_rest{};
 
   // Rows of Q of a sequence and K, V head.
   std::int64_t rows(const core::Sequence& sequence) const {
@@ -206,6 +210,17 @@ class Attention {
   std::uint32_t dropout_threshold_ = 0;
   bool has_mask_ = false, has_score_ = false;
   expr::BoundProgram mask_, score_;
+};
+
+// Writes Attention::lse_rest of rows of a sequence, where it is given.
+class LseRest {
+ public:
+  LseRest(const Attention& a, const core::Sequence& sequence);
+  void store(std::int32_t query, std::int32_t head, double m, double l) const;
+
+ private:
+  bool given_;
+  core::Rows rows_{};
 };
 
 // Calls visit(key0, keys, coverage) for each K block in [begin, end) that some row may see, in

@@ -89,6 +89,7 @@ void forward_by_length(Call& call, const Plan& plan, std::span<const Plan> short
     Attention a(problem, inputs, tile_ops(part.isa, part.compute), *Expressions::of(part),
                 workspace, std::move(sequences));
     a.places = call.attention.places;
+    a.lse_rest = call.attention.lse_rest;
     const Workers workers(*call.executor, std::min(part.threads, plan.threads), workspace);
     forward_alike(a, part, outputs, workers);
   };
@@ -105,13 +106,14 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 }
 
 void forward_pass(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
-                  const Context& context) {
+                  const Context& context, const Tensor& lse_rest) {
   const Problem& p = plan.problem;
   if (p.seqlen_prefix > 0) return forward_prefix(plan, inputs, outputs, context);
   check_plan(plan, Phase::forward);
   // No row, however large the batch; packed tensors may have some behind the last sequence.
   if (p.seqlen_q == 0 && p.layout_q != Layout::packed) return;
   Call call(plan, inputs, plan.compute, context);
+  call.attention.lse_rest = lse_rest;
   const Attention& a = call.attention;
   if (plan.compute == DType::f64) {
     f64::forward(a, plan, outputs, call.workers);

@@ -75,10 +75,10 @@ struct PrefixState : core::MadeFor {
 
 DType partial_dtype(const Problem& p) { return p.dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-// Bytes of O and LSE of one part; rows of Q, of all heads.
+// Bytes of O, LSE and its rest of one part; rows of Q, of all heads.
 Size partial_bytes(const Problem& p, Size rows) {
   const auto element = static_cast<std::int64_t>(size_of(partial_dtype(p)));
-  return aligned(rows * p.head_dim_v * element) + aligned(rows * Size(sizeof(double)));
+  return aligned(rows * p.head_dim_v * element) + 2 * aligned(rows * Size(sizeof(double)));
 }
 
 Size workspace_of(const Problem& p, const Passes& passes) {
@@ -98,11 +98,12 @@ auto fields_of(auto& plan) {
                   plan.rows_per_task, plan.num_splits, plan.threads);
 }
 
-// O [rows, heads_q, head_dim_v] and LSE [rows, heads_q] of a part, in the order of the rows of Q.
-// LSE is f64: near 1e9, where an additive mask puts it, f32 would not tell 200 keys from 10.
+// O [rows, heads_q, head_dim_v], LSE and its rest [rows, heads_q] of a part, in the order of the
+// rows of Q. LSE is f64 and has a rest (Attention::lse_rest): near 1e9 f32, and near 1e30, where an
+// additive mask may put it, f64 would not tell 200 keys from 10.
 struct PassResult {
   std::byte* o = nullptr;
-  double* lse = nullptr;
+  double *lse = nullptr, *lse_rest = nullptr;
 };
 
 // Runs the parts of one call and merges them.
@@ -150,8 +151,12 @@ class Run {
     const auto element = static_cast<std::int64_t>(size_of(dtype_));
     PassResult& to = partials_[count_++];
     to.o = workspace_.take(Size(rows_) * p_.heads_q * p_.head_dim_v * element, "parts of O");
-    to.lse = reinterpret_cast<double*>(
-        workspace_.take(Size(rows_) * p_.heads_q * Size(sizeof(double)), "LSE of parts"));
+    const auto take_lse = [&] {
+      return reinterpret_cast<double*>(
+          workspace_.take(Size(rows_) * p_.heads_q * Size(sizeof(double)), "LSE of parts"));
+    };
+    to.lse = take_lse();
+    to.lse_rest = take_lse();
     Outputs outputs;
     outputs.max_logit = outputs_.max_logit;
     const std::int64_t h = p_.heads_q;
@@ -171,7 +176,9 @@ class Run {
     const Size bytes = plan.workspace_bytes;
     context.workspace = tensor(static_cast<void*>(workspace_.take(bytes)), DType::u8,
                                {static_cast<std::int64_t>(bytes.bytes())});
-    forward_pass(plan, part, outputs, context);
+    Tensor lse_rest = outputs.lse;
+    lse_rest.data = to.lse_rest;
+    forward_pass(plan, part, outputs, context, lse_rest);
   }
 
   void merge(const Plan& plan) {
@@ -234,7 +241,8 @@ class Run {
     double total = 0, weight[kMostParts];
     for (std::size_t i = 0; i < count_; ++i) {
       // A part alone is the result, also where its LSE is infinite or NaN.
-      weight[i] = lse[i] == kNothing ? 0 : seen == 1 ? 1 : std::exp(lse[i] - maximum);
+      const double rest = partials_[i].lse_rest[row];
+      weight[i] = lse[i] == kNothing ? 0 : seen == 1 ? 1 : std::exp(lse[i] - maximum + rest);
       total += weight[i];
     }
     for (std::size_t i = 0; i < count_; ++i) {

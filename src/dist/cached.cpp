@@ -97,8 +97,8 @@ struct CachedPart {
   }
 };
 
-// O in float, or in double, and LSE in double of one rank: where an additive mask puts LSE near
-// 1e9, float would not tell 200 keys from 10.
+// O in float, or in double, and LSE in double with its rest (cpu::Attention::lse_rest) of one rank:
+// where an additive mask puts LSE near 1e9, float would not tell 200 keys from 10.
 class Part {
  public:
   Part(const Problem& p, const Tensor& o) : like_(o) {
@@ -111,9 +111,9 @@ class Part {
     rows_ = o.shape[o.rank == 4 ? 1 : 0];
     heads_ = p.heads_q;
     const std::int64_t logs = elements / std::max<std::int64_t>(1, p.head_dim_v);
-    lse_at_ = static_cast<std::size_t>(logs) * sizeof(double);
-    memory_.resize(lse_at_ + static_cast<std::size_t>(elements) * size_of(like_.dtype));
-    like_.data = memory_.data() + lse_at_;
+    lse_bytes_ = static_cast<std::size_t>(logs) * sizeof(double);
+    memory_.resize(2 * lse_bytes_ + static_cast<std::size_t>(elements) * size_of(like_.dtype));
+    like_.data = memory_.data() + 2 * lse_bytes_;
   }
   std::byte* data() { return memory_.data(); }
   std::size_t bytes() const { return memory_.size(); }
@@ -124,11 +124,16 @@ class Part {
                              : tensor(lse, {heads_, rows_});
     return to;
   }
+  Tensor lse_rest() {
+    Tensor rest = outputs().lse;
+    rest.data = memory_.data() + lse_bytes_;
+    return rest;
+  }
 
  private:
   Tensor like_;
   std::int64_t rows_ = 0, heads_ = 0;
-  std::size_t lse_at_ = 0;  // bytes of LSE, which comes first
+  std::size_t lse_bytes_ = 0;  // of LSE, which comes first, as of its rest, which is next
   std::vector<std::byte> memory_;
 };
 
@@ -143,9 +148,9 @@ void set_element(const Tensor& t, std::int64_t offset, double value) {
       t.dtype, value);
 }
 
-// Row (b, i, h): O = sum_p exp(LSE_p - LSE) O_p, in double, by rising p.
-void merge_row(const std::vector<Outputs>& parts, const Outputs& to, std::int64_t b, std::int64_t i,
-               std::int64_t h) {
+// Row (b, i, h): O = sum_p exp(LSE_p - LSE) O_p, in double, by rising p. rests: of LSE_p.
+void merge_row(const std::vector<Outputs>& parts, const std::vector<Tensor>& rests,
+               const Outputs& to, std::int64_t b, std::int64_t i, std::int64_t h) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const bool packed = to.o.rank == 3;
   const auto lse_at = [&](const Tensor& t) {
@@ -159,9 +164,11 @@ void merge_row(const std::vector<Outputs>& parts, const Outputs& to, std::int64_
     largest = std::max(largest, element(part.lse, lse_at(part.lse)));
   std::vector<double> weights;
   double sum = 0;
-  for (const Outputs& part : parts) {
-    const double lse = element(part.lse, lse_at(part.lse));
-    weights.push_back(lse == -kInfinity ? 0 : std::exp(lse - largest));
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const Tensor& of_part = parts[p].lse;
+    const double lse = element(of_part, lse_at(of_part));
+    const double rest = element(rests[p], lse_at(rests[p]));
+    weights.push_back(lse == -kInfinity ? 0 : std::exp(lse - largest + rest));
     sum += weights.back();
   }
   const std::int64_t width = to.o.shape[static_cast<std::size_t>(to.o.rank - 1)];
@@ -214,7 +221,7 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
       parts.push_back(std::make_shared<Part>(own->problem, outputs.o));
     }
     const auto& mine = parts[static_cast<std::size_t>(group.rank())];
-    cpu::forward(plan, own->inputs, mine->outputs(), context.local);
+    cpu::forward_pass(plan, own->inputs, mine->outputs(), context.local, mine->lse_rest());
     std::vector<Send> sends;
     std::vector<Receive> receives;
     for (int r = 0; r < group.size(); ++r) {
@@ -225,14 +232,18 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
     }
     group.engine().exchange(sends, receives, context.timeout);
     std::vector<Outputs> results;
-    for (const auto& part : parts) results.push_back(part->outputs());
+    std::vector<Tensor> rests;
+    for (const auto& part : parts) {
+      results.push_back(part->outputs());
+      rests.push_back(part->lse_rest());
+    }
     const bool packed = outputs.o.rank == 3;
     const std::int64_t sequences = packed ? 1 : outputs.o.shape[0];
     const std::int64_t rows = outputs.o.shape[packed ? 0 : 1];
     for (std::int64_t b = 0; b < sequences; ++b) {
       for (std::int64_t i = 0; i < rows; ++i) {
         for (std::int64_t h = 0; h < own->problem.heads_q; ++h) {
-          merge_row(results, outputs, b, i, h);
+          merge_row(results, rests, outputs, b, i, h);
         }
       }
     }

@@ -73,8 +73,8 @@ TEST(RanksOfACache, AgreeWithTheReference) {
         "b3_sq20_sk90_hq4_hk2_d64_paged16_packedq_causal_f16",
         "b2_sq1_sk260_hq4_hk2_d64_paged16_window40x0_sink_alibi_softcap20_f32",
         "b2_sq5_sk64_hq2_hk1_d32_paged1_documents_sink_f32",
-        "b2_sq4_sk50_hq4_hk2_d32_paged16_tree_f64",
-        "b3_sq2_sk40_hq2_hk1_d576_dv512_paged16_bf16"}) {
+        "b2_sq4_sk50_hq4_hk2_d32_paged16_tree_f64", "b3_sq2_sk40_hq2_hk1_d576_dv512_paged16_bf16",
+        "b2_sq1_sk260_hq4_hk2_d64_paged16_score(score-3.4028234e38)_f32"}) {
     const Case c = parse_case(descriptor);
     Conformance conformance(c, 3, false);
     for (const int ranks : {1, 2, 3, 8}) {

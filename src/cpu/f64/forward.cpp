@@ -157,6 +157,7 @@ class Forward {
     const Problem& problem = a_.problem;
     const core::Rows o_rows = core::rows_like_q(problem, a_.inputs, outputs_.o, sequence.batch);
     const core::Rows lse = core::lse_rows(problem, a_.inputs, outputs_.lse, sequence.batch);
+    const LseRest rest(a_, sequence);
     const core::MaxLogit max_logit(outputs_.max_logit);
     for (int r = 0; r < block.rows.count; ++r) {
       const std::int32_t query = block.rows.query[r], head = block.rows.head[r];
@@ -177,6 +178,7 @@ class Forward {
       for (int d = 0; d < a_.dim_v; ++d) to[d] = factor * o[d];
       if (!outputs_.lse.given()) continue;
       *reinterpret_cast<double*>(lse.row(query, head)) = empty ? sink : m + std::log(l);
+      rest.store(query, head, m, empty ? 1 : l);
     }
   }
 
