@@ -88,6 +88,31 @@ void copy_elements(const Tensor& from, const Tensor& to) {
   }
 }
 
+// The largest scores of a rank: each has all of them, of which the last rank's are looked at.
+class OwnMaxLogit {
+ public:
+  explicit OwnMaxLogit(const Tensor& whole) : tensor(whole), whole_(whole) {
+    if (!whole.given()) return;
+    memory_.assign(static_cast<std::size_t>(whole.size()) * size_of(whole.dtype), kPoison);
+    tensor.data = memory_.data();
+    tensor.strides[0] = 1;
+  }
+  OwnMaxLogit(const OwnMaxLogit&) = delete;
+  OwnMaxLogit& operator=(const OwnMaxLogit&) = delete;
+  void put_back(const dist::Group& group) const {
+    if (!whole_.given() || group.rank() + 1 < group.size()) return;
+    for (std::int64_t head = 0; head < whole_.size(); ++head) {
+      store_element(whole_, head * whole_.strides[0], load_element(tensor, head));
+    }
+  }
+
+  Tensor tensor;
+
+ private:
+  Tensor whole_;
+  std::vector<std::byte> memory_;
+};
+
 // Ranks take the machine's GPUs in turn, from the one that is named on.
 PlanOptions options_of_rank(const PlanOptions& local, int rank) {
   PlanOptions own = local;
@@ -235,10 +260,13 @@ dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankO
   const Shard o(data.outputs.o, rows, false, false);
   const Shard logs(lse ? data.outputs.lse : Tensor{}, rows, true, false);
   OnDevice on(own.device);
-  const Outputs outputs{
-      .o = on.result(o.tensor), .lse = on.result(logs.tensor), .max_logit = data.outputs.max_logit};
+  OwnMaxLogit largest(data.outputs.max_logit);
+  const Outputs outputs{.o = on.result(o.tensor),
+                        .lse = on.result(logs.tensor),
+                        .max_logit = on.result(largest.tensor)};
   dist::forward(plan, rank_inputs(data, q, k, v, on), outputs, where);
   on.download();
+  largest.put_back(group);
   o.put_back();
   logs.put_back();
   return plan;
@@ -317,15 +345,17 @@ void forward_on_ranks(CaseData& data, const RankOptions& ranks, const PlanOption
                       const attn::Context& context, bool lse) {
   if (data.problem.layout_k == Layout::paged) {
     return on_ranks(dist::in_process(ranks.ranks), [&](const dist::Group& group) {
+      OwnMaxLogit largest(data.outputs.max_logit);
       Outputs outputs{.o = data.outputs.o,
                       .lse = lse ? data.outputs.lse : Tensor{},
-                      .max_logit = data.outputs.max_logit};
+                      .max_logit = largest.tensor};
       // Every rank gets the whole of O: that of the last one is looked at.
       const Shard o(group.rank() + 1 < group.size() ? outputs.o : Tensor{},
                     {{0, outputs.o.shape[static_cast<std::size_t>(outputs.o.rank - 3)]}}, false,
                     false);
       if (o.tensor.given()) outputs = {.o = o.tensor, .lse = {}, .max_logit = outputs.max_logit};
       cached_on_rank(data, group, local, context, outputs);
+      largest.put_back(group);
     });
   }
   on_ranks(groups_of(ranks, local), [&](const dist::Group& group) {

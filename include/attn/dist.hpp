@@ -217,7 +217,7 @@ std::string to_string(const Plan& plan);
 // travel through memory of the host where the engine does not carry its memory; the call waits for
 // the context's stream before it returns. Takes memory for the gathered K and V and for what is
 // sent, of a GPU also for the workspace; by local() the plan keeps it for the next call. max_logit
-// is refused with Error(unsupported), here and below.
+// is that of the whole problem, the same bits on each rank; all ranks ask for it, or none.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
 // As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of

@@ -199,7 +199,7 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
       throw Error(ErrorCode::unsupported,
                   "device is " + to_string(options.device) + "; accepted by forward_cached is cpu");
     }
-    refuse_max_logit(problem, outputs);
+    greeting.add("max_logit", outputs.max_logit.given() ? "asked" : "");
     own = std::make_unique<CachedPart>(problem, inputs, group);
     const Problem& p = own->problem;
     core::validate_forward(p, own->inputs, outputs);
@@ -221,7 +221,14 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
       parts.push_back(std::make_shared<Part>(own->problem, outputs.o));
     }
     const auto& mine = parts[static_cast<std::size_t>(group.rank())];
-    cpu::forward_pass(plan, own->inputs, mine->outputs(), context.local, mine->lse_rest());
+    Outputs to = mine->outputs();
+    std::vector<double> largest;
+    if (outputs.max_logit.given()) {
+      largest.resize(static_cast<std::size_t>(problem.heads_q),
+                     -std::numeric_limits<double>::infinity());
+      to.max_logit = tensor(largest.data(), {problem.heads_q});
+    }
+    cpu::forward_pass(plan, own->inputs, to, context.local, mine->lse_rest());
     std::vector<Send> sends;
     std::vector<Receive> receives;
     for (int r = 0; r < group.size(); ++r) {
@@ -231,6 +238,11 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
       receives.push_back({r, theirs->data(), theirs->bytes(), theirs});
     }
     group.engine().exchange(sends, receives, context.timeout);
+    if (!largest.empty()) largest_of_ranks(group, largest, context.timeout);
+    for (std::size_t h = 0; h < largest.size(); ++h) {
+      set_element(outputs.max_logit, static_cast<std::int64_t>(h) * outputs.max_logit.strides[0],
+                  largest[h]);
+    }
     std::vector<Outputs> results;
     std::vector<Tensor> rests;
     for (const auto& part : parts) {

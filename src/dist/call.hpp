@@ -13,8 +13,6 @@
 
 namespace attn::dist {
 
-// Throws Error(unsupported) where max_logit is asked for.
-void refuse_max_logit(const Problem& problem, const Outputs& outputs);
 // Throws Error(invalid_argument) for a tensor that is not of this rank's rows.
 void check_forward(const PlanData& plan, const Inputs& inputs, const Outputs& outputs,
                    const attn::Context& context);
@@ -25,6 +23,10 @@ void check_backward(const PlanData& plan, const Inputs& inputs, const Outputs& o
 // The inputs of the rank's own call: its Q, the gathered K and V, and its lengths, which look at
 // the plan's.
 Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const Tensor& k, const Tensor& v);
+
+// values[i] <- the largest of all ranks, NaN where one is: the same on each rank.
+void largest_of_ranks(const Group& group, std::vector<double>& values,
+                      std::chrono::milliseconds timeout);
 
 // What this rank takes part in beside its own work.
 class Traffic {
@@ -40,6 +42,9 @@ class Traffic {
   RowMemory send_home(const RowMemory& partial) const;
   // values[i] <- the sum over all ranks, in their order; the same bits on each rank.
   void sum(std::vector<double>& values) const;
+  void largest(std::vector<double>& values) const {
+    largest_of_ranks(*plan_.group, values, timeout_);
+  }
 
   // [batch, ...] of K and V, 0 where they are packed.
   std::int64_t sequences() const { return plan_.k.packed ? 0 : plan_.problem.batch; }

@@ -69,6 +69,11 @@ class Checker {
     (written ? written_ : read_).push_back({name, t});
   }
 
+  void max_logit(const Tensor& t) {
+    check_.tensor("max_logit", t, p_.dtype == DType::f64 ? DType::f64 : DType::f32, {p_.heads_q});
+    written_.push_back({"max_logit", t});
+  }
+
   void gradients(const Gradients& g) {
     if (g.dq.given()) like_q("dq", g.dq, p_.head_dim, true);
     if (g.dk.given()) like_k("dk", g.dk, p_.head_dim, true);
@@ -108,20 +113,13 @@ class Checker {
 
 }  // namespace
 
-void refuse_max_logit(const Problem& problem, const Outputs& outputs) {
-  if (!outputs.max_logit.given()) return;
-  throw Error(ErrorCode::unsupported,
-              "max_logit is given; attn::dist computes O and LSE alone (problem " +
-                  core::echo(problem) + ")");
-}
-
 void check_forward(const PlanData& plan, const Inputs& inputs, const Outputs& outputs,
                    const attn::Context& context) {
-  refuse_max_logit(plan.problem, outputs);
   Checker check(plan);
   check.inputs(inputs, context);
   check.o("o", outputs.o, true);
   if (outputs.lse.given()) check.lse("lse", outputs.lse, true);
+  if (outputs.max_logit.given()) check.max_logit(outputs.max_logit);
   check.apart();
 }
 

@@ -88,6 +88,19 @@ Inputs inputs_on_device(const PlanData& plan, const Inputs& inputs, const Device
   return local;
 }
 
+// Numbers of the host in the shape of a tensor, in row-major order.
+Tensor row_major(const Tensor& shape, std::vector<float>& numbers) {
+  Tensor t = shape;
+  t.device = {};
+  t.data = numbers.data();
+  std::int64_t stride = 1;
+  for (std::int32_t d = t.rank; d-- > 0;) {
+    t.strides[static_cast<std::size_t>(d)] = stride;
+    stride *= t.shape[static_cast<std::size_t>(d)];
+  }
+  return t;
+}
+
 }  // namespace
 
 attn::Plan plan_on_device(const Problem& part, Phase phase, const PlanOptions& options,
@@ -213,15 +226,16 @@ void DeviceCall::upload(const RowMemory& host, const Tensor& k, const Tensor& v)
 void DeviceCall::upload(const std::vector<double>& values, const Tensor& to) const {
   const Copies copies(device_, context_.stream);
   std::vector<float> rounded(values.begin(), values.end());
-  Tensor row_major = to;
-  row_major.data = rounded.data();
-  std::int64_t stride = 1;
-  for (std::int32_t d = to.rank; d-- > 0;) {
-    row_major.strides[static_cast<std::size_t>(d)] = stride;
-    stride *= to.shape[static_cast<std::size_t>(d)];
-  }
-  copy_tensor(copies, row_major, to);
+  copy_tensor(copies, row_major(to, rounded), to);
   copies.wait();
+}
+
+std::vector<double> DeviceCall::download(const Tensor& from) const {
+  const Copies copies(device_, context_.stream);
+  std::vector<float> values(static_cast<std::size_t>(from.size()));
+  copy_tensor(copies, from, row_major(from, values));
+  copies.wait();
+  return {values.begin(), values.end()};
 }
 
 void DeviceCall::forward(const Inputs& inputs, const DeviceKeys& gathered,

@@ -43,6 +43,8 @@ class DeviceCall {
   void upload(const RowMemory& host, const Tensor& k, const Tensor& v) const;
   // A float tensor of any strides <- values, in row-major order.
   void upload(const std::vector<double>& values, const Tensor& to) const;
+  // The numbers of a float tensor of any strides, in row-major order.
+  std::vector<double> download(const Tensor& from) const;
 
   void forward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs) const;
   // gradients: dq is the caller's tensor; the others are float, row-major tensors of the host; dk

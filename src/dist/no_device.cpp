@@ -29,6 +29,7 @@ DeviceKeys DeviceCall::partial_sums(const Traffic&) const { return {}; }
 void DeviceCall::send_home(const Traffic&, const DeviceKeys&, const Tensor&, const Tensor&) const {}
 void DeviceCall::upload(const RowMemory&, const Tensor&, const Tensor&) const {}
 void DeviceCall::upload(const std::vector<double>&, const Tensor&) const {}
+std::vector<double> DeviceCall::download(const Tensor&) const { return {}; }
 void DeviceCall::forward(const Inputs&, const DeviceKeys&, const Outputs&) const {}
 void DeviceCall::backward(const Inputs&, const DeviceKeys&, const Outputs&, const OutputGradients&,
                           const Gradients&) const {}

@@ -214,8 +214,8 @@ class Call {
     const std::int64_t of_one = plan_.problem.heads_q / plan_.problem.heads_k;
     return heads_of(t, groups_[g].first * of_one, groups_[g].count * of_one);
   }
-  // sink or dsink: [heads].
-  Tensor sink_heads(Tensor t, std::size_t g) const {
+  // sink, dsink or max_logit: [heads].
+  Tensor numbers_of_heads(Tensor t, std::size_t g) const {
     if (!t.given()) return t;
     const std::int64_t of_one = plan_.problem.heads_q / plan_.problem.heads_k;
     t.data = at(t, groups_[g].first * of_one * t.strides[0]);
@@ -293,7 +293,7 @@ class Call {
     local.q = query_heads(inputs.q, g);
     local.k = gathered_[g].first;
     local.v = gathered_[g].second;
-    local.sink = sink_heads(inputs.sink, g);
+    local.sink = numbers_of_heads(inputs.sink, g);
     local.cu_seqlens_q = tables.cu_seqlens_q;
     local.cu_seqlens_k = tables.cu_seqlens_k;
     local.seqused_q = tables.seqused_q;
@@ -328,7 +328,8 @@ void PeerCall::forward(const Inputs& inputs, const Outputs& outputs) const {
   call.compute(inputs, [&](std::size_t g, const attn::Plan& plan, const Inputs& local,
                            const attn::Context& context) {
     const Outputs part{.o = call.query_heads(outputs.o, g),
-                       .lse = call.query_heads(outputs.lse, g)};
+                       .lse = call.query_heads(outputs.lse, g),
+                       .max_logit = call.numbers_of_heads(outputs.max_logit, g)};
     cuda::forward(plan, local, part, context);
   });
   call.wait_for_copies();
@@ -369,7 +370,7 @@ void PeerCall::backward(const Inputs& inputs, const Outputs& outputs,
     part.dq = call.query_heads(gradients.dq, g);
     part.dk = letter.groups[g].dk;
     part.dv = letter.groups[g].dv;
-    part.dsink = call.sink_heads(here.dsink, g);
+    part.dsink = call.numbers_of_heads(here.dsink, g);
     part.buffers = here.buffers;
     const Outputs of{.o = call.query_heads(outputs.o, g), .lse = call.query_heads(outputs.lse, g)};
     const OutputGradients d_of{call.query_heads(d_outputs.o, g),

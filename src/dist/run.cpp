@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <limits>
 #include <utility>
 
 #include "attn/error.hpp"
@@ -21,13 +22,19 @@ const PlanData& with_group(const Plan& plan) {
               "the plan was made for a number of ranks; accepted is one made for a group");
 }
 
+// What a call asks for that all ranks must.
+struct Asked {
+  std::string_view name;
+  std::string value;
+};
+
 // Tells the others what each is about to do, `check` having looked at this rank's arguments.
 template <class Check>
-void greet(const PlanData& plan, std::string_view call, const Inputs& inputs,
-           const std::string& asked, std::chrono::milliseconds timeout, const Check& check) {
+void greet(const PlanData& plan, std::string_view call, const Inputs& inputs, const Asked& asked,
+           std::chrono::milliseconds timeout, const Check& check) {
   Greeting greeting(call);
   greeting.add("plan", plan.identity);
-  greeting.add("gradients", asked);
+  greeting.add(asked.name, asked.value);
   try {
     check();
     std::string state;
@@ -109,6 +116,59 @@ struct SumGradient {
 
 bool on_device(const PlanData& plan) { return plan.options.local.device.type == DeviceType::cuda; }
 
+// Outputs::max_logit of a call: each rank finds that of its rows, and all take the largest.
+class MaxLogitOfRanks {
+ public:
+  MaxLogitOfRanks(const PlanData& plan, const Tensor& to, const attn::Context& context)
+      : to_(to), from_device_(on_device(plan)), device_(plan, context) {}
+
+  std::string text() const { return to_.given() ? "asked" : ""; }
+  // For a rank that has no row.
+  void clear() const {
+    if (to_.given()) {
+      store(std::vector<double>(heads(), -std::numeric_limits<double>::infinity()));
+    }
+  }
+  void merge(const Traffic& traffic) const {
+    if (!to_.given()) return;
+    std::vector<double> values = from_device_ ? device_.download(to_) : std::vector<double>();
+    for (std::size_t h = values.size(); h < heads(); ++h) values.push_back(element(h));
+    traffic.largest(values);
+    store(values);
+  }
+
+ private:
+  std::size_t heads() const { return static_cast<std::size_t>(to_.shape[0]); }
+  std::byte* address(std::size_t head) const {
+    return static_cast<std::byte*>(to_.data) + static_cast<std::int64_t>(head) * to_.strides[0] *
+                                                   static_cast<std::int64_t>(size_of(to_.dtype));
+  }
+  double element(std::size_t head) const { return core::load_element(address(head), to_.dtype); }
+  void store(const std::vector<double>& values) const {
+    if (from_device_) return device_.upload(values, to_);
+    for (std::size_t h = 0; h < heads(); ++h) core::store_element(address(h), to_.dtype, values[h]);
+  }
+
+  Tensor to_;
+  bool from_device_;
+  DeviceCall device_;
+};
+
+// O, LSE and the largest scores of a rank's rows, with traffic by messages.
+void forward_by_messages(const PlanData& data, const Traffic& traffic, const Inputs& inputs,
+                         const Outputs& outputs, const attn::Context& context) {
+  if (on_device(data)) {
+    const DeviceCall device(data, context);
+    const DeviceKeys gathered = device.gather(traffic, inputs.k, inputs.v);
+    if (data.work.forward) device.forward(inputs, gathered, outputs);
+    return;
+  }
+  const RowMemory gathered = traffic.gather(inputs.k, inputs.v);
+  if (!data.work.forward) return;
+  cpu::forward(*data.work.forward, local_inputs(data, inputs, gathered.k.tensor, gathered.v.tensor),
+               outputs, context);
+}
+
 // dk, dv <- sums, rounded.
 void store_sums(const PlanData& plan, const Traffic& traffic, const RowMemory& sums,
                 const Gradients& gradients, const attn::Context& context) {
@@ -189,22 +249,18 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context) {
   const PlanData& data = with_group(plan);
   const Inputs bound = with_buffers(data, inputs);
-  greet(data, "forward", bound, "", context.timeout,
+  const MaxLogitOfRanks max_logit(data, outputs.max_logit, context.local);
+  greet(data, "forward", bound, {"max_logit", max_logit.text()}, context.timeout,
         [&] { check_forward(data, bound, outputs, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
-    if (data.work.memory) return PeerCall(data, traffic, context.local).forward(bound, outputs);
-    if (on_device(data)) {
-      const DeviceCall device(data, context.local);
-      const DeviceKeys gathered = device.gather(traffic, bound.k, bound.v);
-      if (data.work.forward) device.forward(bound, gathered, outputs);
-      return;
+    max_logit.clear();
+    if (data.work.memory) {
+      PeerCall(data, traffic, context.local).forward(bound, outputs);
+    } else {
+      forward_by_messages(data, traffic, bound, outputs, context.local);
     }
-    const RowMemory gathered = traffic.gather(bound.k, bound.v);
-    if (!data.work.forward) return;
-    cpu::forward(*data.work.forward,
-                 local_inputs(data, bound, gathered.k.tensor, gathered.v.tensor), outputs,
-                 context.local);
+    max_logit.merge(traffic);
   });
 }
 
@@ -217,7 +273,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
       fmt::format("{}{}{}", gradients.dk.given() ? "dk " : "", gradients.dv.given() ? "dv " : "",
                   gradients.dsink.given() ? "dsink " : "");
   for (const auto& gradient : gradients.buffers) asked += gradient.first + " ";
-  greet(data, "backward", bound, asked, context.timeout,
+  greet(data, "backward", bound, {"gradients", asked}, context.timeout,
         [&] { check_backward(data, bound, outputs, d_outputs, gradients, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -72,6 +73,31 @@ RowMemory Traffic::send_home(const RowMemory& partial) const {
     add_rows(terms->v, sums.v);
   }
   return sums;
+}
+
+void largest_of_ranks(const Group& group, std::vector<double>& values,
+                      std::chrono::milliseconds timeout) {
+  const std::size_t bytes = values.size() * sizeof(double);
+  const auto sent = std::make_shared<std::vector<double>>(values);
+  const auto all =
+      std::make_shared<std::vector<double>>(values.size() * static_cast<std::size_t>(group.size()));
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  for (int r = 0; r < group.size(); ++r) {
+    double* const theirs = all->data() + static_cast<std::size_t>(r) * values.size();
+    if (r == group.rank()) {
+      std::copy(values.begin(), values.end(), theirs);
+      continue;
+    }
+    sends.push_back({r, sent->data(), bytes, sent});
+    receives.push_back({r, theirs, bytes, all});
+  }
+  group.engine().exchange(sends, receives, timeout);
+  for (std::size_t i = 0; i < all->size(); ++i) {
+    double& largest = values[i % values.size()];
+    const double theirs = (*all)[i];
+    if (theirs > largest || std::isnan(theirs)) largest = theirs;  // NaN is below no number
+  }
 }
 
 void Traffic::sum(std::vector<double>& values) const {

@@ -152,6 +152,18 @@ TEST(Failure, AnotherCallIsNamed) {
              ErrorCode::invalid_argument);
 }
 
+TEST(Failure, LargestScoresOfSomeRanksAreRefused) {
+  const auto errors = errors_of([](const Group& group) {
+    const Plan plan = make_plan(problem_of(), group);
+    Local local(plan);
+    std::vector<float> largest(2);
+    if (group.rank() == 1) local.outputs.max_logit = tensor(largest.data(), {2});
+    forward(plan, local.inputs, local.outputs);
+  });
+  expect_all(errors, "max_logit is 'asked' on rank 1 and '' on rank 0",
+             ErrorCode::invalid_argument);
+}
+
 TEST(Failure, ARankThatLeavesIsNamed) {
   const auto errors = errors_of([](const Group& group) {
     const Plan plan = make_plan(problem_of(), group);

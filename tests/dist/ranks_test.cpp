@@ -92,7 +92,6 @@ TEST(RandomRanks, AgreeWithTheReference) {
   for (std::uint64_t seed = 5000; done < count; ++seed) {
     Case c = random_case(seed);
     if (!has_backward(c.problem)) continue;
-    c.hints.maxlogit = false;
     ++done;
     std::int64_t chunk = kChunks[seed / 8 % std::size(kChunks)];
     // A plan has up to 4096 chunks.
@@ -105,12 +104,20 @@ TEST(RandomRanks, AgreeWithTheReference) {
   }
 }
 
-TEST(Ranks, RefuseTheLargestScores) {
+// Heads of which some see nothing, whose largest score is on another rank each, and ranks without a
+// row.
+TEST(Ranks, HaveTheLargestScores) {
   for (const char* descriptor :
-       {"b1_n20_h1_d16_f32/maxlogit", "b1_n20_h1_d16_paged4_f32/maxlogit"}) {
-    const Report report = check(parse_case(descriptor), {.ranks = {.ranks = 2}}, 3);
-    EXPECT_EQ(report.status, Status::unsupported) << to_string(report);
-    EXPECT_NE(report.message.find("max_logit is given"), std::string::npos) << report.message;
+       {"b1_n20_h1_d16_f32/maxlogit", "b2_n130_hq4_hk2_d32_causal_softcap30_bf16/maxlogit",
+        "b2_n100_h3_d64_mask(head>0)_sink_f32/maxlogit", "b2_n3_h1_d16_f32/maxlogit",
+        "b2_n70_h2_d16_alibi_causal_f64/maxlogit_strided",
+        "b3_n40_hq4_hk2_d32_packed_causal_f16/maxlogit_padded",
+        "b2_sq3_sk90_h2_d16_paged4_causal_f32/maxlogit", "b1_sq1_sk9_h2_d16_paged4_f64/maxlogit"}) {
+    for (const int ranks : {1, 3, 8}) {
+      const Report report =
+          check(parse_case(descriptor), {.phase = Phase::forward, .ranks = {.ranks = ranks}}, 3);
+      EXPECT_EQ(report.status, Status::passed) << to_string(report);
+    }
   }
 }
 
