@@ -51,7 +51,8 @@ def panel(out, at, spec):
         for x, y in series:
             left = px(x) + (i - len(spec["series"]) / 2) * width
             out.append(f'<rect x="{left:.1f}" y="{py(y):.1f}" width="{width - 2:.1f}" height="{TOP + HEIGHT - py(y):.1f}" fill="{COLOURS[colour]}"/>')
-            text(left + width / 2 - 1, py(y) - 4, "middle", 9, f"{y:.2f}".rstrip("0").rstrip(".").lstrip("0"))
+            if width > 9:  # beside narrower bars numbers would lie on each other
+                text(left + width / 2 - 1, py(y) - 4, "middle", 9, f"{y:.2f}".rstrip("0").rstrip(".").lstrip("0"))
     for _, colour, dashed, series in [] if groups else spec["series"]:
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in series)
         dash = ' stroke-dasharray="6 4"' if dashed else ""

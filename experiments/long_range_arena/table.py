@@ -113,28 +113,30 @@ def differences(name: str, kinds: dict[str, dict[str, float]]) -> list[str]:
 
 
 def picture(result: dict[str, Any]) -> str:
-    panels = []
     accuracies = {
-        name: {kind: 100 * m["accuracy"] for kind, m in kinds.items()}
+        name: {kind: round(100 * m["accuracy"], 1) for kind, m in kinds.items()}
         for name, kinds in means(result).items()
     }
+    panels = []
+    colours: dict[str, int] = {}  # of an attention, in both panels
     for title, label, table in (
-        ("accuracy", "%", accuracies),
         ("a training step", "ms", milliseconds(result)),
+        ("accuracy", "%", accuracies),
     ):
-        kinds = list(dict.fromkeys(kind for of in table.values() for kind in of))
+        for kind in dict.fromkeys(kind for of in table.values() for kind in of):
+            colours.setdefault(kind, len(colours) % 7)
         series = [
             (
                 kind,
-                i % 7,
+                colour,
                 False,
                 [(j + 1, of[kind]) for j, of in enumerate(table.values()) if kind in of],
             )
-            for i, kind in enumerate(kinds)
+            for kind, colour in colours.items()
+            if any(kind in of for of in table.values())
         ]
         if series:
-            panels.append(
-                {"title": title, "x": "", "y": label, "groups": list(table), "series": series}
-            )
+            panel = {"title": title, "x": "", "y": label, "groups": list(table), "series": series}
+            panels.append(panel | {"log_y": label == "ms"})
     cards = {row["card"] for row in result["rows"].values() if "card" in row}
     return pictures.figure(f"Long Range Arena, {', '.join(cards)}", panels)
