@@ -259,5 +259,5 @@ def picture(result: dict[str, Any]) -> str:
                     "series": series,
                 }
             )
-    cards = {row["card"] for row in result["rows"].values() if "card" in row}
+    cards = sorted({row["card"] for row in result["rows"].values() if "card" in row})
     return pictures.figure(f"Which packages does a file import? {', '.join(cards)}", panels)
