@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import _attn
 from .errors import InvalidArgument
-from .options import HEAD_SLOPES, make_options, rng_state
+from .options import HEAD_SLOPES, is_set, make_options, rng_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,9 +172,15 @@ def attention(  # noqa: F811
     Thread-safe; other Python threads run meanwhile.
     """
     made = make_options(**options)
-    wanted = return_lse if lse is None else lse
-    result = _attn.forward(made, q, k, v, out, wanted, None, False, return_max_logit)
-    return asked_for(result, return_lse, return_max_logit)
+    asked = returned_too(return_lse, return_max_logit)
+    wanted = asked[0] if lse is None else lse
+    result = _attn.forward(made, q, k, v, out, wanted, None, False, asked[1])
+    return asked_for(result, *asked)
+
+
+def returned_too(return_lse: Any, return_max_logit: Any) -> tuple[bool, bool]:
+    """The two flags, checked."""
+    return is_set("return_lse", return_lse), is_set("return_max_logit", return_max_logit)
 
 
 def asked_for(result: tuple[Any, ...], return_lse: bool, return_max_logit: bool) -> Any:
@@ -290,10 +296,10 @@ class Plan:
     ) -> Any:
         """As attn.attention; `options` are tensors that differ from those of the plan."""
         made, _ = self._with(options)
-        wanted = return_lse if lse is None else lse
-        plan = self._forward
-        result = _attn.forward(made, q, k, v, out, wanted, plan, False, return_max_logit)
-        return asked_for(result, return_lse, return_max_logit)
+        asked = returned_too(return_lse, return_max_logit)
+        wanted = asked[0] if lse is None else lse
+        result = _attn.forward(made, q, k, v, out, wanted, self._forward, False, asked[1])
+        return asked_for(result, *asked)
 
     __call__ = forward
 

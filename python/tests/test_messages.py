@@ -109,3 +109,15 @@ def test_long_values_are_shortened():
             attn.attention(ROWS, ROWS, ROWS, **options)
         assert len(str(caught.value)) < 2100
         assert end in str(caught.value)
+
+
+@pytest.mark.parametrize("made", [of_numpy, of_torch])
+@pytest.mark.parametrize("name", ["return_lse", "return_max_logit", "causal", "deterministic"])
+def test_text_is_no_flag(name, made):
+    x = made(ROWS)
+    attention = (
+        attn.attention if made is of_numpy else importlib.import_module("attn.torch").attention
+    )
+    with pytest.raises(attn.InvalidArgument, match=f"{name} is 'no'; accepted is True or False"):
+        attention(x, x, x, **{name: "no"})
+    assert len(attention(x, x, x, return_max_logit=1)) == 2

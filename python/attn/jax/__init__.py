@@ -20,7 +20,7 @@ import numpy as np
 from .. import _attn, merging, nvrtc
 from ..errors import InvalidArgument, Unsupported
 from ..formula import Formula
-from ..operations import asked_for
+from ..operations import asked_for, returned_too
 from ..options import HEAD_SLOPES, MASK_ARRAY, OF_PREFIX, OF_SEQUENCES, keep, make_options
 from ..trace.tracer import resolve
 from .ops import Call, run
@@ -86,6 +86,7 @@ def attention(
         `out`, or a tuple of it and what else is asked for: `(out, lse, max_logit)`; lse is float32
         `[batch, heads_q, seqlen_q]`, natural logarithm, max_logit float32 `[heads_q]`.
     """
+    return_lse, return_max_logit = returned_too(return_lse, return_max_logit)
     for name in ("type_q", "type_k", "type_v"):
         if options.get(name) is not None:
             raise Unsupported(
@@ -131,7 +132,7 @@ def attention(
         options.get("threads", 0),
         bool(options.get("deterministic", False)),
         bool(options.get("batch_invariant", False)),
-        bool(return_max_logit),
+        return_max_logit,
     )
     out, lse, *others = run(call, q, k, v, tuple(arrays.values()))
     results = (out, lse, *map(jax.lax.stop_gradient, others))

@@ -15,7 +15,7 @@ from torch.compiler import is_dynamo_compiling as _is_dynamo_compiling
 from .. import _attn, merging
 from ..arrays import is_observed
 from ..errors import Error, InvalidArgument
-from ..operations import asked_for
+from ..operations import asked_for, returned_too
 from ..options import make_options, refuse_more_than_number
 from . import float8
 from . import nested as torch_nested
@@ -213,6 +213,7 @@ def attention(
             return made
         if made is not None and not made.has_arrays:
             return _apply_plain(made, q, k, v)
+    return_lse, return_max_logit = returned_too(return_lse, return_max_logit)
     if float8.is_float8(q, k, v):
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_tensor(name, tensor)
