@@ -113,6 +113,27 @@ TEST(TypeQ, EachRowHasItsScale) {
   }
 }
 
+// Q of all sequences might be taken as one there, its scales not.
+TEST(TypeQ, AScaleOfASequenceCountsBehindAPrefix) {
+  constexpr std::int64_t kPrefix = 200;
+  OneKey call;
+  std::vector<float> keys(kPrefix * 2), scale{2, 3, 4, 5}, lse(OneKey::kRows);
+  for (std::size_t i = 0; i < kPrefix; ++i) keys[2 * i] = 1;
+  call.problem.seqlen_prefix = kPrefix;
+  Tensor of_sequence_and_head = tensor(scale.data(), {2, 3, 2});
+  of_sequence_and_head.strides = {2, 0, 1, 0};
+  Inputs inputs{.q = call.of_q(), .k = call.of_k(), .v = call.of_k()};
+  inputs.scale_q = of_sequence_and_head;
+  inputs.prefix_k = inputs.prefix_v = tensor(keys.data(), {kPrefix, 1, 2});
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    forward(call.problem, inputs, {.o = call.of_o(), .lse = tensor(lse.data(), {2, 2, 3})},
+            {.backend = backend});
+    for (std::size_t i = 0; i < lse.size(); ++i) {
+      EXPECT_NEAR(lse[i], scale[i / 3] + std::log(kPrefix + 1.0f), 1e-5) << name(backend) << i;
+    }
+  }
+}
+
 void expect_refusal(const OneKey& call, const Inputs& inputs, const Problem& problem,
                     ErrorCode code, const std::string& words) {
   std::vector<float> o(24, 3.0f);
