@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/text/echo.hpp"
 
 namespace attn::verify {
@@ -185,6 +186,16 @@ std::string to_string(const Case& c) {
   }
   const std::string problem = attn::to_string(c.problem);
   return tokens.empty() ? problem : fmt::format("{}/{}", problem, fmt::join(tokens, "_"));
+}
+
+bool has_backward(const Problem& p) {
+  return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0 &&
+         !core::has_own_types(p) && !core::has_own_type_q(p);
+}
+
+std::int64_t scores(const Case& c) {
+  return c.problem.batch * c.problem.heads_q * c.problem.seqlen_q *
+         (c.problem.seqlen_prefix + c.problem.seqlen_k);
 }
 
 }  // namespace attn::verify

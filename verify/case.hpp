@@ -54,4 +54,11 @@ std::string to_string(const Case& c);
 // and bytes of.
 Case at_full_length(Case c);
 
+// Whether the problem has a backward pass: with paged K, V, lists of keys or a shared prefix it has
+// none.
+bool has_backward(const Problem& problem);
+
+// Scores that the case computes: those of a shared prefix too.
+std::int64_t scores(const Case& c);
+
 }  // namespace attn::verify

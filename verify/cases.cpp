@@ -1,7 +1,5 @@
 #include "verify/cases.hpp"
 
-#include "core/cache_type.hpp"
-
 namespace attn::verify {
 namespace {
 
@@ -214,16 +212,6 @@ std::span<const ListedCase> listed_cases() { return kCases; }
 Case with_dtype(Case c, DType dtype) {
   c.problem.dtype = dtype;
   return c;
-}
-
-bool has_backward(const Problem& p) {
-  return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0 &&
-         !core::has_own_types(p) && !core::has_own_type_q(p);
-}
-
-std::int64_t scores(const Case& c) {
-  return c.problem.batch * c.problem.heads_q * c.problem.seqlen_q *
-         (c.problem.seqlen_prefix + c.problem.seqlen_k);
 }
 
 }  // namespace attn::verify

@@ -23,11 +23,4 @@ Case with_dtype(Case c, DType dtype);
 // has up to 8,192 keys or queries. The same seed gives the same case.
 Case random_case(std::uint64_t seed);
 
-// Whether the problem has a backward pass: with paged K, V, lists of keys or a shared prefix it has
-// none.
-bool has_backward(const Problem& problem);
-
-// Scores that the case computes: those of a shared prefix too.
-std::int64_t scores(const Case& c);
-
 }  // namespace attn::verify

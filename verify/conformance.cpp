@@ -9,7 +9,6 @@
 #include "attn/error.hpp"
 #include "attn/run.hpp"
 #include "core/ceil_div.hpp"
-#include "verify/cases.hpp"
 #include "verify/device_data.hpp"
 #include "verify/expectation.hpp"
 

@@ -14,7 +14,6 @@
 #include "core/ceil_div.hpp"
 #include "core/problem/rows.hpp"
 #include "reference/matrix.hpp"
-#include "verify/cases.hpp"
 
 namespace attn::verify {
 namespace {

@@ -16,11 +16,14 @@ namespace attn::cpu {
 #if defined(ATTN_NEON_KERNELS)
 extern const TileOps kNeonOps;
 extern const OperandVerbs kNeonBf16Ops;
-#else
+#endif
+#if defined(ATTN_PORTABLE_KERNELS)
 extern const TileOps kPortableOps;
 #endif
-#if defined(ATTN_X86_KERNELS)
+#if defined(ATTN_AVX2_KERNELS)
 extern const TileOps kAvx2Ops;
+#endif
+#if defined(ATTN_AVX512_KERNELS)
 extern const TileOps kAvx512Ops[2];
 extern const OperandVerbs kAvx512Bf16Ops;
 extern const OperandVerbs kAmxBf16Ops;
@@ -38,8 +41,8 @@ namespace {
 
 }  // namespace
 
-const TileOps& tile_ops(InstructionSet isa, DType operand) {
-#if defined(ATTN_X86_KERNELS)
+const TileOps& tile_ops([[maybe_unused]] InstructionSet isa, [[maybe_unused]] DType operand) {
+#if defined(ATTN_AVX512_KERNELS)
   const TileOps& avx512 = kAvx512Ops[__builtin_cpu_is("intel") != 0 ? 1 : 0];
   static constinit core::FirstMade<const TileOps> amx_bf16, avx512_bf16;
   switch (isa) {
@@ -52,7 +55,6 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
     case InstructionSet::avx512:
       return avx512;
     case InstructionSet::avx2:
-      return kAvx2Ops;
     case InstructionSet::portable:
     case InstructionSet::neon:
     case InstructionSet::neon_bf16:
@@ -60,14 +62,18 @@ const TileOps& tile_ops(InstructionSet isa, DType operand) {
       break;
   }
 #endif
+#if defined(ATTN_AVX2_KERNELS)
+  if (isa == InstructionSet::avx2) return kAvx2Ops;
+#endif
 #if defined(ATTN_NEON_KERNELS)
   static constinit core::FirstMade<const TileOps> neon_bf16;
   if (isa != InstructionSet::neon_bf16 || operand != DType::bf16) return kNeonOps;
   return neon_bf16.get([] { return with_verbs_of(kNeonOps, kNeonBf16Ops); });
-#else
-  (void)isa;
-  (void)operand;
+#elif defined(ATTN_PORTABLE_KERNELS)
   return kPortableOps;
+#else  // a build with one set alone (ATTN_DEMO), which has become unavailable
+  throw Error(ErrorCode::unavailable, "instruction set " + std::string(name(isa)) +
+                                          " is not available: the library was built without it");
 #endif
 }
 

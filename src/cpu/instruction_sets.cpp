@@ -63,8 +63,23 @@ constexpr Feature kFeatures[] = {
     {"amx_bf16", 7, 0, &Registers::edx, 22, InstructionSet::amx_bf16},
 };
 
+constexpr bool is_built(InstructionSet isa) {
+#if !defined(ATTN_PORTABLE_KERNELS)
+  if (isa == InstructionSet::portable) return false;
+#endif
+#if !defined(ATTN_AVX2_KERNELS)
+  if (isa == InstructionSet::avx2) return false;
+#endif
+#if !defined(ATTN_AVX512_KERNELS)
+  if (isa >= InstructionSet::avx512 && isa <= InstructionSet::amx_bf16) return false;
+#endif
+  (void)isa;
+  return true;
+}
+
 // Empty when the set is available.
 std::string missing(InstructionSet isa) {
+  if (!is_built(isa)) return "the library was built without it";
   if (isa == InstructionSet::portable) return {};
   if (isa >= InstructionSet::neon) return "it is a set of AArch64";
   std::string features;
