@@ -1,10 +1,14 @@
 // What a CUDA compiler brings along, for a host compiler.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
+// Every kernel loads this header: without <algorithm>, and the special functions of libstdc++,
+// which include it, it is half as large.
+#undef _GLIBCXX_USE_STD_SPEC_FUNCS
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "machine.hpp"
 
@@ -20,8 +24,14 @@
 #define blockDim (attn::emulator::block_size())
 #define gridDim (attn::emulator::grid_size())
 
-using std::max;
-using std::min;
+template <class T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 
 struct float2 {
   float x, y;
@@ -39,7 +49,7 @@ inline int __float_as_int(float x) { return attn_bits<int>(x); }
 inline unsigned __float_as_uint(float x) { return attn_bits<unsigned>(x); }
 inline float __int_as_float(int x) { return attn_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return attn_bits<float>(x); }
-inline int __vimin3_s32(int a, int b, int c) { return std::min(a, std::min(b, c)); }
+inline int __vimin3_s32(int a, int b, int c) { return min(a, min(b, c)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __clzll(long long x) {
   return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
@@ -68,12 +78,12 @@ T atomicAdd(T* p, T x) {
 }
 inline int atomicMax(int* p, int x) {
   const int before = *p;
-  *p = std::max(before, x);
+  *p = max(before, x);
   return before;
 }
 inline unsigned atomicMin(unsigned* p, unsigned x) {
   const unsigned before = *p;
-  *p = std::min(before, x);
+  *p = min(before, x);
   return before;
 }
 inline unsigned long long atomicCAS(unsigned long long* p, unsigned long long expected,
@@ -113,7 +123,7 @@ T __shfl_up_sync(unsigned, T x, unsigned distance) {
   return attn_lane(x, lane >= distance ? lane - distance : lane);
 }
 inline int __reduce_max_sync(unsigned, int x) {
-  for (int i = 1; i < 32; i *= 2) x = std::max(x, __shfl_xor_sync(~0u, x, i));
+  for (int i = 1; i < 32; i *= 2) x = max(x, __shfl_xor_sync(~0u, x, i));
   return x;
 }
 inline int __reduce_add_sync(unsigned, int x) {

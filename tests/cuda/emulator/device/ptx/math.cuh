@@ -8,11 +8,11 @@ inline float exp2_approximate(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0 : y;
 }
-inline float max_or_nan(float x, float y) { return x != x || y != y ? x + y : std::max(x, y); }
+inline float max_or_nan(float x, float y) { return x != x || y != y ? x + y : max(x, y); }
 inline float reciprocal_approximate(float x) { return 1 / x; }
 inline float fma_saturated(float x, float y, float z) {
   const float sum = std::fma(x, y, z);
-  return sum > 0 ? std::min(sum, 1.f) : 0.f;
+  return sum > 0 ? min(sum, 1.f) : 0.f;
 }
 
 struct BFloat16 {
