@@ -53,6 +53,12 @@ struct CachedRows {
   template <class Real>
   void load(std::int64_t i, std::int64_t head, std::int64_t columns, Real* to) const {
     const std::byte* const row = rows.row(i, head);
+    const DType stored = storage_dtype(type);
+    // What round_to holds exactly.
+    if (!scales.given() && stored != DType::u8 &&
+        (stored == round_to || size_of(stored) < size_of(round_to))) {
+      return core::load_elements(row, stored, columns, to);
+    }
     const double scale = scales.at(i, head);
     const bool same = type == core::cache_type(round_to);
     for (std::int64_t c = 0; c < columns; ++c) {
@@ -75,12 +81,8 @@ template <class Real>
 Matrix<Real> load_matrix(const core::Rows& from, DType dtype, std::int64_t head, std::int64_t rows,
                          std::int64_t columns) {
   Matrix<Real> out(rows, columns);
-  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
   for (std::int64_t i = 0; i < rows; ++i) {
-    const std::byte* row = from.row(i, head);
-    for (std::int64_t c = 0; c < columns; ++c) {
-      out[i][c] = static_cast<Real>(core::load_element(row + c * bytes, dtype));
-    }
+    core::load_elements(from.row(i, head), dtype, columns, out[i]);
   }
   return out;
 }

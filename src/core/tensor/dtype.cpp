@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "attn/tensor.hpp"
+#include "core/tensor/widen.hpp"
 #include "core/text/enum_names.hpp"
 
 namespace attn {
@@ -41,9 +42,7 @@ bfloat16::bfloat16(float value) noexcept {
   bits = static_cast<std::uint16_t>(nan ? (u >> 16) | 0x40u : round_shift(u, 16));
 }
 
-bfloat16::operator float() const noexcept {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-}
+bfloat16::operator float() const noexcept { return core::widen(*this); }
 
 float16::float16(float value) noexcept {
   const auto u = std::bit_cast<std::uint32_t>(value);
@@ -65,19 +64,6 @@ float16::float16(float value) noexcept {
   bits = static_cast<std::uint16_t>((u & kSign) >> 16 | half);
 }
 
-float16::operator float() const noexcept {
-  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1fu;
-  const std::uint32_t mantissa = bits & 0x3ffu;
-  std::uint32_t magnitude = 0;
-  if (exponent == 0x1fu) {
-    magnitude = kInfinity | mantissa << 13;
-  } else if (exponent != 0) {
-    magnitude = (exponent + 112u) << 23 | mantissa << 13;
-  } else {
-    magnitude = std::bit_cast<std::uint32_t>(static_cast<float>(mantissa) * 0x1p-24f);
-  }
-  return std::bit_cast<float>(sign | magnitude);
-}
+float16::operator float() const noexcept { return core::widen(*this); }
 
 }  // namespace attn

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "attn/tensor.hpp"
+#include "core/tensor/widen.hpp"
 
 namespace attn::core {
 
@@ -28,6 +30,32 @@ inline double load_element(const std::byte* from, DType dtype) {
       break;
   }
   return as(float{});
+}
+
+// n elements, one after the other: the dtype is looked at once.
+template <class Real>
+void load_elements(const std::byte* from, DType dtype, std::int64_t n, Real* to) {
+  const auto all = [&](auto value, auto widened) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::memcpy(&value, from + i * static_cast<std::int64_t>(sizeof(value)), sizeof(value));
+      to[i] = static_cast<Real>(widened(value));
+    }
+  };
+  const auto itself = [](auto value) { return value; };
+  switch (dtype) {
+    case DType::f64:
+      return all(double{}, itself);
+    case DType::bf16:
+      return all(bfloat16{}, [](bfloat16 value) { return widen(value); });
+    case DType::f16:
+      return all(float16{}, [](float16 value) { return widen(value); });
+    case DType::f32:
+    case DType::i64:
+    case DType::i32:
+    case DType::u8:
+      break;
+  }
+  all(float{}, itself);
 }
 
 // Rounds to the dtype; 16-bit formats by way of float.
