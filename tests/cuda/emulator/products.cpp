@@ -76,18 +76,24 @@ void multiply_float8(const Product& p, std::size_t group, std::size_t position) 
     check_address(at, 1);
     return widen8(block->shared[at], format);
   };
-  for (int r = 0; r < p.columns / 2; ++r) {
-    const auto i = static_cast<unsigned>(r);
-    const unsigned row = thread % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-    const unsigned column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    float a[32], b[32];
+  float a[2][32];
+  for (unsigned half = 0; half < 2; ++half) {
+    const unsigned row = thread % 128 / 32 * 16 + lane / 4 + 8 * half;
     for (unsigned k = 0; k < 32; ++k) {
-      a[k] = p.a != nullptr ? in_registers(i / 2 % 2, k) : value(p.descriptor_a, row, k, p.float8);
-      b[k] = value(p.descriptor_b, column, k, p.float8_b);
+      a[half][k] = p.a != nullptr ? in_registers(half, k) : value(p.descriptor_a, row, k, p.float8);
     }
-    const int of_d = p.columns / 2 - (p.sums != nullptr ? 4 : 0);
-    float& d = r < of_d ? p.d[r] : p.sums[r - of_d];
-    d = reference::tensor_core_sum(p.add ? d : 0.F, a, b, 32, reference::kTensorCore8);
+  }
+  const auto accumulators = static_cast<unsigned>(p.columns) / 2;
+  const unsigned of_d = accumulators - (p.sums != nullptr ? 4 : 0);
+  for (unsigned pair = 0; pair < accumulators / 2; ++pair) {
+    const unsigned column = pair / 2 * 8 + lane % 4 * 2 + pair % 2;
+    float b[32];
+    for (unsigned k = 0; k < 32; ++k) b[k] = value(p.descriptor_b, column, k, p.float8_b);
+    for (unsigned half = 0; half < 2; ++half) {
+      const unsigned r = pair / 2 * 4 + half * 2 + pair % 2;
+      float& d = r < of_d ? p.d[r] : p.sums[r - of_d];
+      d = reference::tensor_core_sum(p.add ? d : 0.F, a[half], b, 32, reference::kTensorCore8);
+    }
   }
 }
 
