@@ -119,6 +119,34 @@ TEST(CudaAppendKv, RowsWithoutAPlaceAreNotWritten) {
   }
 }
 
+// Numbers that are too large for f32 when divided by a given scale become the largest codes, as on
+// a CPU.
+TEST(CudaAppendKv, QuotientsPastFloatAreTheLargestCodes) {
+  ATTN_NEEDS_GPU();
+  for (const CacheType type : {CacheType::e4m3, CacheType::e5m2, CacheType::i8}) {
+    for (const std::int64_t dim : {8, 7}) {  // of 7 columns each is stored alone
+      for (float scale : {0x1p-3f, 0x1p-50f, 0x1p-70f, 0x1p-149f, -0x1.4p-66f}) {
+        std::vector<float> k{0x1.8p127f, -0x1.fp126f, 0x1p100f, -0x1p70f, 0, 1, -1, 2};
+        k.resize(static_cast<std::size_t>(dim));
+        const std::vector<std::int32_t> length{0};
+        const auto codes = [&](void (*run)(const AppendProblem&, AppendInputs, AppendOutputs)) {
+          std::vector<std::uint8_t> cache(k.size(), 0xa5);
+          run({.type_k = type},
+              {.k = tensor(k.data(), {1, 1, 1, dim}),
+               .cache_seqlens = tensor(length.data(), {1}),
+               .scale_k = tensor(&scale, {1})},
+              {.k = tensor(static_cast<void*>(cache.data()), DType::u8, {1, 1, 1, dim})});
+          return cache;
+        };
+        const auto on_cpu = [](const AppendProblem& problem, AppendInputs in, AppendOutputs out) {
+          append_kv(problem, in, out);
+        };
+        EXPECT_EQ(codes(run_on_gpu), codes(on_cpu)) << name(type) << ", " << dim << ", " << scale;
+      }
+    }
+  }
+}
+
 // The emulated GPU compiles with the host's compiler.
 TEST(CudaAppendKv, KernelsCompileWithoutSpills) {
   ATTN_NEEDS_NVRTC();

@@ -53,7 +53,8 @@ inline constexpr float kLargestCode = kTarget == CacheTarget::e4m3   ? 448.f
 // Divides finite numbers x so that every code rounds the result as it would x / scale: where f32
 // does not hold the quotient, it is the neighbour whose last bit is 1, which lies on no middle of
 // two codes (rounding to odd: Boldo and Melquiond 2008). What all codes round to 0 may be another
-// such number. Results are 0 where the scale is 0 or infinite; else it is at least |x| / 2^20.
+// such number, and what is past every code may be infinite. Results are 0 where the scale is 0 or
+// infinite.
 class Divisor {
  public:
   explicit ATTN_DEVICE Divisor(float scale) {
@@ -72,7 +73,8 @@ class Divisor {
   }
   ATTN_DEVICE float operator()(float x) const {
     x *= factor_;
-    const float near = fmaf(x, inverse_, zero_);  // of the right sign, also of -0
+    const float near = fmaf(x, inverse_, zero_);   // of the right sign, also of -0
+    if (fabsf(near) > 3.4028235e38f) return near;  // no rest would be a number
     const float quotient = fmaf(fmaf(-near, scale_, x), inverse_, near);  // off by less than an ulp
     const float rest = fmaf(-quotient, scale_, x);
     const unsigned bits = __float_as_uint(quotient);
