@@ -59,35 +59,37 @@ struct Both {
   }
 };
 
-// Rows [2, 7, 3, dim] with `gap` elements between them.
+// Rows [2, seqlen, 3, dim] with `gap` elements between them.
 struct Call {
-  static constexpr std::int64_t kBatch = 2, kSeqlen = 7, kHeads = 3;
+  static constexpr std::int64_t kBatch = 2, kHeads = 3;
   CacheType type;
   QuantizeOptions options{};
-  std::int64_t dim;
+  std::int64_t dim, seqlen;
   Both x, to;
   std::vector<float> scales;
   Tensor scale{};
 
-  Call(CacheType of, DType source, std::int64_t columns, Share share, std::int64_t gap)
+  Call(CacheType of, DType source, std::int64_t columns, Share share, std::int64_t gap,
+       std::int64_t rows_of_head = 7)
       : type(of),
         dim(columns),
+        seqlen(rows_of_head),
         x(rows(source, columns, gap)),
         to(rows(storage_dtype(of), row_size(of, columns), gap)),
-        scales(kBatch * kSeqlen * kHeads, -7) {
+        scales(static_cast<std::size_t>(count()), -7) {
     if (!core::is_scaled(type) || share == Share::none) return;
-    scale = tensor(scales.data(), {kBatch, kSeqlen, kHeads});
+    scale = tensor(scales.data(), {kBatch, seqlen, kHeads});
     if (share == Share::head) scale.strides = {kHeads, 0, 1, 0};
     if (share == Share::tensor) scale.strides = {0, 0, 0, 0};
     if (share == Share::block) options.block = 3;
   }
-  static Tensor rows(DType dtype, std::int64_t columns, std::int64_t gap) {
-    Tensor t = tensor(static_cast<const void*>(nullptr), dtype, {kBatch, kSeqlen, kHeads, columns});
+  Tensor rows(DType dtype, std::int64_t columns, std::int64_t gap) const {
+    Tensor t = tensor(static_cast<const void*>(nullptr), dtype, {kBatch, seqlen, kHeads, columns});
     const std::int64_t row = columns + gap;
-    t.strides = {kSeqlen * kHeads * row, kHeads * row, row, 1};
+    t.strides = {seqlen * kHeads * row, kHeads * row, row, 1};
     return t;
   }
-  std::int64_t count() const { return kBatch * kSeqlen * kHeads; }
+  std::int64_t count() const { return kBatch * seqlen * kHeads; }
 
   template <class Number>
   void fill(const Number& number) {
@@ -178,6 +180,24 @@ TEST(CudaQuantize, HasTheBitsOfTheCpu) {
         ASSERT_EQ(got.bytes, expected.bytes) << where;
       }
     }
+  }
+}
+
+// So many rows that some lanes have three of them, one after the other, over the ends of blocks,
+// heads and sequences; the last ones have fewer.
+TEST(CudaQuantize, ManyRowsHaveTheBitsOfTheCpu) {
+  ATTN_NEEDS_GPU();
+  std::mt19937_64 random(5);
+  constexpr std::int64_t kSeqlen = 2800;
+  for (const Share share : {Share::row, Share::block, Share::head}) {
+    Call call(CacheType::i8, DType::f32, 128, share, 4, kSeqlen);
+    call.fill([&](std::int64_t row, std::int64_t i) {
+      return i == row % 128 ? static_cast<double>(1 + random() % 4096)
+                            : static_cast<double>(i % 64) / 64;
+    });
+    const Call::Result got = call.on_gpu(), expected = call.on_cpu();
+    EXPECT_TRUE(got.scales == expected.scales) << static_cast<int>(share);
+    EXPECT_TRUE(got.bytes == expected.bytes) << static_cast<int>(share);
   }
 }
 
