@@ -230,10 +230,11 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
 // rank p % size, which has it as page p / size in its own Inputs::page_table. Every rank gives the
 // whole of Q and gets the whole of O and LSE. It attends to the keys that it has; each rank's O and
 // LSE go to all others and are merged by LSE in double, in the order of the ranks, so that all have
-// the same bits. k, v and page_table are the rank's own; seqused_k, which is needed, says how long
-// the whole sequences are, and mask and score see these. seqlen_k is taken from the page table.
-// Without a shared prefix, lists of keys and dropout: Error(unsupported). Collective, as forward.
-// Example: of 5 pages, rank 0 of 2 has pages 0, 2 and 4, and rank 1 pages 1 and 3.
+// the same bits. max_logit is that of the whole sequences; all ranks ask for it, or none. k, v and
+// page_table are the rank's own; seqused_k, which is needed, says how long the whole sequences are,
+// and mask and score see these. seqlen_k is taken from the page table. Without a shared prefix,
+// lists of keys and dropout: Error(unsupported). Collective, as forward. Example: of 5 pages, rank
+// 0 of 2 has pages 0, 2 and 4, and rank 1 pages 1 and 3.
 void forward_cached(const Problem& problem, const Group& group, const Inputs& inputs,
                     const Outputs& outputs, const PlanOptions& options = {},
                     const Context& context = {});

@@ -212,7 +212,7 @@ class Attention {
   expr::BoundProgram mask_, score_;
 };
 
-// Writes Attention::lse_rest of rows of a sequence, where it is given.
+// Writes Attention::lse_rest of rows of a sequence, where it is given: of LSE = m + log l.
 class LseRest {
  public:
   LseRest(const Attention& a, const core::Sequence& sequence);

@@ -22,7 +22,7 @@ const PlanData& with_group(const Plan& plan) {
               "the plan was made for a number of ranks; accepted is one made for a group");
 }
 
-// What a call asks for that all ranks must.
+// What a call asks for, which must be the same on all ranks.
 struct Asked {
   std::string_view name;
   std::string value;
@@ -123,7 +123,7 @@ class MaxLogitOfRanks {
       : to_(to), from_device_(on_device(plan)), device_(plan, context) {}
 
   std::string text() const { return to_.given() ? "asked" : ""; }
-  // For a rank that has no row.
+  // All are -inf, which is what a rank without rows adds.
   void clear() const {
     if (to_.given()) {
       store(std::vector<double>(heads(), -std::numeric_limits<double>::infinity()));

@@ -3,7 +3,7 @@
 
 namespace attn::device {
 
-// mixed: what all parts together may have.
+// Of O. mixed: of all parts together, where they differ; no part has it.
 enum class MergeType { f32, bf16, f16, mixed };
 
 // O and LSE of a part or of the result. Strides count elements: of the batch, queries and heads,

@@ -9,8 +9,9 @@
 //   kHeadDimV            a multiple of 16; kRowsOfOnes rows more are written
 //   kTransposedUnit      of keys, a multiple of 128: what lengths are rounded up to where sequences
 //                        are packed
-//   kBlockN              keys of a tile: zeros are written up to a whole one, or where all keys are
-//                        used, as the copy engine gives zeros behind the tensor, up to 128
+//   kBlockN              keys of a tile. Zeros are written up to a whole tile; where all keys are
+//                        used, up to whole 128 alone, as the copy engine gives zeros behind the
+//                        tensor
 //   OperandV             Float8E4M3 or Float8E5M2
 //   kPageSize, kPackedK, kUsedK (and kPackedQ, kUsedQ, which are false)
 // Grid: blocks of kTransposeThreads threads, one for 128 keys of a sequence and head, with dynamic

@@ -9,8 +9,8 @@
 
 namespace attn::device {
 
-// No row but rows of zeros has a scale yet, which is 1 in the end. As an integer it is less than
-// every scale.
+// Stands for the scale of rows of which all so far are zeros; if it stays so, their scale is 1. The
+// bits of it are, as an integer, less than those of every scale.
 ATTN_DEVICE float no_scale() { return -1; }
 
 template <class Element, int kWide>
@@ -19,8 +19,8 @@ struct alignas(kWide * sizeof(typename Scalar<Element>::Storage)) RowPacket {
 };
 
 // kWide: columns that are loaded and, but for blocks, stored at once; 1 where addresses do not
-// allow more. kLanes: a power of two; of the lanes that have a row. kHadamard: 0, or the size of
-// the blocks of a rotation.
+// allow more. kLanes: lanes of a warp that share a row, a power of two. kHadamard: 0, or the size
+// of the blocks of a rotation.
 template <class Source, CacheTarget kTarget, int kDim, int kWide_, int kLanes_, int kHadamard>
 struct CachedRow {
   using From = Source;
@@ -40,7 +40,7 @@ struct CachedRow {
   float x[kPackets][kWide];
 
   explicit ATTN_DEVICE CachedRow(int this_lane) : lane(this_lane) {}
-  // A bit for each column.
+  // Says which columns a rotation negates first: a bit for each.
   ATTN_DEVICE void negate(const unsigned* columns) {
     for_each([&](int i, int k) {
       const int c = column(i) + k;
@@ -116,8 +116,8 @@ struct CachedRow {
     return largest == 0 ? no_scale() : __fdiv_rn(largest, kLargestCode<kTarget>);
   }
 
-  // Writes the row to `offset` elements from `to`. All lanes of the warp call it; those whose row
-  // is none, with `is_row` false, write nothing.
+  // Writes the row to `offset` elements from `to`. All lanes of the warp call it, as they exchange
+  // numbers; those with `is_row` false have no row and write nothing.
   ATTN_DEVICE void store(void* to, long long offset, float scale, bool is_row) const {
     if constexpr (kTarget == CacheTarget::f32) {
       store_floats<Float32>(element<Float32>(to, offset), is_row);
