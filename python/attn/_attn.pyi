@@ -127,7 +127,9 @@ def dist_plan(
     chunk: int,
     timeout: float,
 ) -> DistPlan: ...
-def dist_forward(plan: DistPlan, options: Options, q: Any, k: Any, v: Any) -> tuple[Any, Any]: ...
+def dist_forward(
+    plan: DistPlan, options: Options, q: Any, k: Any, v: Any, max_logit: bool = False
+) -> tuple[Any, ...]: ...
 def dist_backward(
     plan: DistPlan,
     options: Options,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from . import _attn
 from .errors import InvalidArgument, Unavailable
+from .operations import asked_for, returned_too
 from .options import make_options, rng_state
 
 if TYPE_CHECKING:
@@ -402,24 +403,26 @@ class _Attention(torch.autograd.Function):
         plan: Plan,
         options: Any,
         names: list[str],
+        return_max_logit: bool,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         *tensors: Tensor,
     ) -> Any:
-        out, lse = _attn.dist_forward(plan._made, options, q, k, v)
+        out, lse, *max_logit = _attn.dist_forward(plan._made, options, q, k, v, return_max_logit)
+        ctx.mark_non_differentiable(*max_logit)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.plan, ctx.options, ctx.names = plan, options, names
         ctx.dtypes = [tensor.dtype for tensor in tensors]
-        return out, lse
+        return out, lse, *max_logit
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, *_of_max_logit: None) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
         names = ["q", "k", "v", *ctx.names]
-        needed = ctx.needs_input_grad[3:]
+        needed = ctx.needs_input_grad[4:]
         wanted = [name for name, is_needed in zip(names, needed, strict=True) if is_needed]
         d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
         d_lse = None if d_lse is None else d_lse.contiguous()
@@ -430,7 +433,7 @@ class _Attention(torch.autograd.Function):
         for name, dtype in zip(ctx.names, ctx.dtypes, strict=True):
             if name in found:
                 found[name] = found[name].to(dtype)
-        return (None, None, None, *map(found.get, names))
+        return (None, None, None, None, *map(found.get, names))
 
 
 @torch.compiler.disable
@@ -441,6 +444,7 @@ def attention(
     plan: Plan,
     *,
     return_lse: bool = False,
+    return_max_logit: bool = False,
     **options: Unpack[Options],
 ) -> Any:
     """Attention of this process's rows to all keys that they see. Collective; differentiable.
@@ -449,20 +453,24 @@ def attention(
         q, k, v: This process's rows, plan.rows() of Q and plan.keys() of K and V, in the layout and
             dtype of the plan.
         plan: Made with the options of the call.
-        return_lse: Return (out, lse).
+        return_lse: Return LSE as well.
+        return_max_logit: Return the largest score of each head as well, last: [heads_q], over the
+            rows of all processes, the same on each. All processes ask for it, or none.
         **options: Arrays that differ from those of the plan, such as a sink that is trained, and on
             a CPU the rng of a step.
 
     Returns:
-        `out` of this process's rows, or `(out, lse)`. Gradients of q, k and v are complete. Those
-        of a sink, bias or ALiBi's slopes are summed over all processes, the same on each: they are
-        not to be reduced once more.
+        `out` of this process's rows, or a tuple of it and what else is asked for:
+        `(out, lse, max_logit)`. Gradients of q, k and v are complete; max_logit has none. Those of
+        a sink, bias or ALiBi's slopes are summed over all processes, the same on each: they are not
+        to be reduced once more.
 
     Raises:
         attn.Error: On every process, where one refused its arguments, failed or did not come.
     """
     if plan._messages is None:
         raise InvalidArgument("plan was made for a number of ranks; accepted is one of a group")
+    asked = returned_too(return_lse, return_max_logit)
     made = plan._with(options)
     arrays: dict[str, Any] = {
         name: made.tensors[name] for name in ("sink",) if name in made.tensors
@@ -476,9 +484,9 @@ def attention(
     }
     if plan._heads_first:
         q, k, v = (x.transpose(1, 2) if x.dim() == 4 else x for x in (q, k, v))
-    out, lse = _Attention.apply(  # pyright: ignore
-        plan, made, list(trained), q, k, v, *trained.values()
+    out, *others = _Attention.apply(  # pyright: ignore
+        plan, made, list(trained), asked[1], q, k, v, *trained.values()
     )
     if plan._heads_first and out.dim() == 4:
         out = out.transpose(1, 2)
-    return (out, lse) if return_lse else out
+    return asked_for((out, *others), *asked)

@@ -233,8 +233,9 @@ class RankCall {
   dist::Context context_;
 };
 
+// (o, lse), and with `max_logit` that too.
 nb::tuple forward(const DistPlan& plan, const Options& options, nb::handle q, nb::handle k,
-                  nb::handle v) {
+                  nb::handle v, bool max_logit) {
   const RankCall call(plan, options, q, k, v);
   const Tensor& t = call.q().tensor;
   if (t.rank < 3 || call.v().tensor.rank < 3) {
@@ -248,13 +249,21 @@ nb::tuple forward(const DistPlan& plan, const Options& options, nb::handle q, nb
   const Array o = allocate(call.q(), ResultType::as_like, shape);
   const auto of_lse = t.rank == 3 ? std::vector<std::int64_t>{t.shape[1], t.shape[0]}
                                   : std::vector<std::int64_t>{t.shape[0], t.shape[2], t.shape[1]};
-  const Array lse =
-      allocate(call.q(), t.dtype == DType::f64 ? ResultType::as_like : ResultType::float32, of_lse);
+  const ResultType of_scores = t.dtype == DType::f64 ? ResultType::as_like : ResultType::float32;
+  const Array lse = allocate(call.q(), of_scores, of_lse);
+  Array largest;
+  Outputs outputs{.o = o.tensor, .lse = lse.tensor};
+  if (max_logit) {
+    largest = allocate(call.q(), of_scores, {t.shape[static_cast<std::size_t>(t.rank - 2)]});
+    outputs.max_logit = largest.tensor;
+  }
   {
     const nb::gil_scoped_release released;
-    dist::forward(plan.plan, call.inputs(), {.o = o.tensor, .lse = lse.tensor}, call.context());
+    dist::forward(plan.plan, call.inputs(), outputs, call.context());
   }
-  return nb::make_tuple(finished(call.q(), o), finished(call.q(), lse));
+  nb::object o_result = finished(call.q(), o), lse_result = finished(call.q(), lse);
+  if (!max_logit) return nb::make_tuple(o_result, lse_result);
+  return nb::make_tuple(o_result, lse_result, finished(call.q(), largest));
 }
 
 // The gradient of each of `wanted`: q, k, v, sink, or a buffer of the score.
@@ -338,7 +347,8 @@ void bind_dist(nb::module_& module) {
   module.def("dist_plan", &make_plan, "options"_a, "q"_a, "k"_a, "v"_a, "dtype"_a, "gpu"_a,
              "engine"_a.none(), "rank"_a, "size"_a, "carries_gpu"_a, "deal"_a, "chunk"_a,
              "timeout"_a);
-  module.def("dist_forward", &forward, "plan"_a, "options"_a, "q"_a, "k"_a, "v"_a);
+  module.def("dist_forward", &forward, "plan"_a, "options"_a, "q"_a, "k"_a, "v"_a,
+             "max_logit"_a = false);
   module.def("dist_backward", &backward, "plan"_a, "options"_a, "d_out"_a, "q"_a, "k"_a, "v"_a,
              "out"_a, "lse"_a, "wanted"_a, "d_lse"_a.none());
 }

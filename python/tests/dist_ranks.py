@@ -101,15 +101,21 @@ def agree_with_one_process(rank: int, size: int) -> None:
         plan = attn.dist.plan(*shapes, dtype=dtype, chunk=16, **options)
         assert sum(end - begin for r in range(size) for begin, end in plan.rows(r)) > 0
         q, k, v = (plan.shard(x, keys=i > 0).detach().requires_grad_() for i, x in enumerate(whole))
-        out, lse = attn.dist.attention(q, k, v, plan, return_lse=True, **arrays)
+        out, lse, largest = attn.dist.attention(
+            q, k, v, plan, return_lse=True, return_max_logit=True, **arrays
+        )
         one_arrays = {key: options[key].clone().requires_grad_() for key in trained}
         one = [x.clone().requires_grad_() for x in whole]
         expected, expected_lse = attn.torch.attention(
             *one, return_lse=True, **{**options, **one_arrays}
         )
         # The fp64 reference of the same values.
-        exact = attn.attention(*whole, **{**options, "backend": "reference"})
+        exact, exact_largest = attn.attention(
+            *whole, **{**options, "backend": "reference", "return_max_logit": True}
+        )
         _near(f"{name} o", out, plan.shard(exact), dtype)
+        _near(f"{name} max_logit", largest, exact_largest, dtype)
+        assert not largest.requires_grad
         d_out = torch.randn(expected.shape).to(dtype)
         d_lse = torch.randn(expected_lse.shape, dtype=expected_lse.dtype)
         d_lse[expected_lse.isinf()] = 0
