@@ -70,8 +70,8 @@ struct QuantizedPlace {
   float *own_scale, *shared_scale;
 };
 
-// Calls body(row, at) for the rows of this lane's row of lanes, one after the other. So that many
-// loads are on their way at once, kAhead rows are loaded before the first of them is used. All
+// Calls body(row, at) for the rows that this lane shares with others, one after the other. So that
+// many loads are on their way at once, kAhead rows are loaded before the first of them is used. All
 // lanes of the warp make the same calls; those behind the last row have `at.inside` false.
 template <class Rows, class Body>
 ATTN_DEVICE void for_rows(const QuantizeParams& p, const Body& body) {
