@@ -358,8 +358,8 @@ void run(const Work& work, int count) {
       };
       report("all heads in one call", {heads}, false);
       if (heads < 4) continue;
-      report("1, .., 1 heads, one stream", {1, heads - 2, 1}, false);
-      report("1, .., 1 heads, two streams", {1, heads - 2, 1}, true);
+      report("1 head and the rest, one stream", {1, heads - 1}, false);
+      report("1 head and the rest, two streams", {1, heads - 1}, true);
       report("halves, two streams", {heads / 2, heads - heads / 2}, true);
     }
   }

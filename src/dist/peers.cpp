@@ -29,6 +29,8 @@ struct Letter {
 };
 static_assert(std::is_trivially_copyable_v<Letter>);
 
+using KeysAndValues = std::pair<Tensor, Tensor>;
+
 // The heads [first, first + count) of [.., heads, columns], or of LSE's [.., heads, rows].
 Tensor heads_of(Tensor t, std::int64_t first, std::int64_t count) {
   if (!t.given()) return t;
@@ -94,8 +96,9 @@ class Call {
     }
   }
 
-  // Letters of all ranks.
+  // Letters of all ranks; meanwhile own rows go where this rank's kernels read them.
   void tell(const Letter& own) {
+    keep_own(own);
     const auto ranks = static_cast<std::size_t>(plan_.ranks);
     const auto all = std::make_shared<std::vector<Letter>>(ranks, own);
     const auto sent = std::make_shared<const Letter>(own);
@@ -109,7 +112,6 @@ class Call {
     traffic_.exchange(sends, receives);
     letters_ = *all;
     wait(memory_.copies.handle(), own.ready);
-    wait(memory_.second.handle(), own.ready);
   }
 
   // Returns when all ranks have come here.
@@ -126,58 +128,71 @@ class Call {
     traffic_.exchange(sends, receives);
   }
 
-  // Copies of K and V come in: those of packed groups, then all heads for the others.
-  void gather() {
-    arrived_.assign(groups_.size(), nullptr);
-    gathered_.resize(groups_.size());
+  // Room for the keys of each group, with the rank's own rows in it. These are copied in the stream
+  // of the first kernel, ahead of it: a copy within a GPU runs on multiprocessors, so beside a
+  // kernel that fills them all it would wait for that to end, and what comes behind it as well.
+  void keep_own(const Letter& own) {
     const RowList& rows = plan_.gathered[me_];
-    void* const stream = memory_.copies.handle();
-    const auto fetch = [&](const auto& of_letter) {
-      const Tensor& like = of_letter(letters_[me_]).first;
-      const Tensor& like_v = of_letter(letters_[me_]).second;
-      const auto heads = [](const Tensor& t) {
-        return t.shape[static_cast<std::size_t>(t.rank - 2)];
-      };
-      std::pair<Tensor, Tensor> to{rows_like(like, count(rows), heads(like)),
-                                   rows_like(like_v, count(rows), heads(like_v))};
-      const Copies copies(memory_.device(), stream);
-      // Its own rows are here first; then each rank takes from another one.
-      for (std::size_t i = 0; i < letters_.size(); ++i) {
-        const std::size_t r = (me_ + i) % letters_.size();
-        if (common(plan_.keys[r], rows).empty()) continue;
-        wait(stream, of_letter.event(letters_[r]));
-        const auto [k, v] = of_letter(letters_[r]);
-        copy_common(copies, {k, plan_.keys[r]}, {to.first, rows});
-        copy_common(copies, {v, plan_.keys[r]}, {to.second, rows});
-      }
+    const Copies copies(memory_.device(), context_.stream);
+    const auto keep = [&](const KeysAndValues& from) {
+      const auto heads = static_cast<std::size_t>(from.first.rank - 2);
+      KeysAndValues to{rows_like(from.first, count(rows), from.first.shape[heads]),
+                       rows_like(from.second, count(rows), from.second.shape[heads])};
+      copy_common(copies, {from.first, plan_.keys[me_]}, {to.first, rows});
+      copy_common(copies, {from.second, plan_.keys[me_]}, {to.second, rows});
       return to;
     };
-    struct OfGroup {
-      std::size_t g;
-      std::pair<Tensor, Tensor> operator()(const Letter& l) const {
-        return {l.groups[g].k, l.groups[g].v};
-      }
-      void* event(const Letter& l) const { return l.groups[g].packed; }
-    };
-    struct OfAll {
-      std::pair<Tensor, Tensor> operator()(const Letter& l) const { return {l.k, l.v}; }
-      void* event(const Letter& l) const { return l.ready; }
-    };
-    std::pair<Tensor, Tensor> all;
-    void* all_arrived = nullptr;
+    gathered_.resize(groups_.size());
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const HeadGroup& group = groups_[g];
       if (group.packed) {
-        gathered_[g] = fetch(OfGroup{g});
-        arrived_[g] = memory_.record(stream);
+        gathered_[g] = keep({own.groups[g].k, own.groups[g].v});
+        continue;
+      }
+      if (!all_.first.given()) all_ = keep({own.k, own.v});
+      gathered_[g] = {heads_of(all_.first, group.first, group.count),
+                      heads_of(all_.second, group.first, group.count)};
+    }
+    wait(memory_.second.handle(), memory_.record(context_.stream));
+  }
+
+  // Copies of others' K and V come in: those of packed groups, then all heads for the others.
+  void gather() {
+    arrived_.assign(groups_.size(), nullptr);
+    const RowList& rows = plan_.gathered[me_];
+    void* const stream = memory_.copies.handle();
+    const Copies copies(memory_.device(), stream);
+    // Each rank takes from another one at first.
+    const auto fetch = [&](const KeysAndValues& to, const auto& from, const auto& event) {
+      for (std::size_t i = 1; i < letters_.size(); ++i) {
+        const std::size_t r = (me_ + i) % letters_.size();
+        if (common(plan_.keys[r], rows).empty()) continue;
+        wait(stream, event(letters_[r]));
+        const auto [k, v] = from(letters_[r]);
+        copy_common(copies, {k, plan_.keys[r]}, {to.first, rows});
+        copy_common(copies, {v, plan_.keys[r]}, {to.second, rows});
+      }
+      return memory_.record(stream);
+    };
+    void* all_arrived = nullptr;
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      if (groups_[g].packed) {
+        arrived_[g] = fetch(
+            gathered_[g],
+            [&](const Letter& l) {
+              return KeysAndValues{l.groups[g].k, l.groups[g].v};
+            },
+            [&](const Letter& l) { return l.groups[g].packed; });
         continue;
       }
       if (all_arrived == nullptr) {
-        all = fetch(OfAll{});
-        all_arrived = memory_.record(stream);
+        all_arrived = fetch(
+            all_,
+            [](const Letter& l) {
+              return KeysAndValues{l.k, l.v};
+            },
+            [](const Letter& l) { return l.ready; });
       }
-      gathered_[g] = {heads_of(all.first, group.first, group.count),
-                      heads_of(all.second, group.first, group.count)};
       arrived_[g] = all_arrived;
     }
   }
@@ -258,7 +273,6 @@ class Call {
   }
   void finish() const { Copies(memory_.device(), context_.stream).wait(); }
 
-  const std::pair<Tensor, Tensor>& gathered(std::size_t g) const { return gathered_[g]; }
   const Letter& own() const { return letters_[me_]; }
 
  private:
@@ -311,8 +325,9 @@ class Call {
   const int exceptions_ = std::uncaught_exceptions();
   std::size_t me_;
   std::vector<Letter> letters_{};
-  std::vector<std::pair<Tensor, Tensor>> gathered_{};  // K and V of each group
-  std::vector<void*> arrived_{};                       // events
+  std::vector<KeysAndValues> gathered_{};  // of each group
+  KeysAndValues all_{};                    // of all heads, for groups that are not packed
+  std::vector<void*> arrived_{};           // events
   void* last_copy_ = nullptr;
 };
 
