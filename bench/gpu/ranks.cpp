@@ -12,7 +12,6 @@
 // rank (medians of calls that are waited for), the share of the ideal forward, backward and of both
 // (one GPU's time divided by the ranks, of the slowest rank's), and how far the results are apart.
 #include <algorithm>
-#include <barrier>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -49,7 +48,7 @@ Times run(const Work& work, int ranks, int rounds) {
   std::vector<std::vector<double>> of_rank(2, std::vector<double>(static_cast<std::size_t>(ranks)));
   std::vector<double> apart(static_cast<std::size_t>(ranks));
   std::vector<std::string> failures(static_cast<std::size_t>(ranks));
-  std::barrier together(ranks + 1);
+  SpinBarrier together(ranks + 1);
   bool go_on = true;
   int phase = 0;
   std::vector<std::thread> threads;

@@ -9,7 +9,6 @@
 // of the ideal, one GPU's time divided by the ranks. All of it takes some ten seconds a problem,
 // most of them for tensors and for compiling kernels.
 #include <algorithm>
-#include <barrier>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -294,7 +293,7 @@ void run(const Work& work, int count) {
     ideal[phase] = ms / count;
     say(phase == 0 ? "(a) one GPU, forward" : "(a) one GPU, backward", ms);
   }
-  std::barrier together(count + 1);
+  SpinBarrier together(count + 1);
   std::vector<double> times(ranks.size());
   int phase = -1;
   std::vector<std::thread> threads;

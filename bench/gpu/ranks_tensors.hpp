@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -20,6 +21,26 @@ namespace {
 
 using attn::Tensor;
 using attn::dist::Rows;
+
+// As std::barrier, but whose threads spin: one that is woken starts tens of microseconds after the
+// others, which would then wait for it in what is timed.
+class SpinBarrier {
+ public:
+  explicit SpinBarrier(int threads) : threads_(threads) {}
+  void arrive_and_wait() {
+    const int round = round_;
+    if (++arrived_ == threads_) {
+      arrived_ = 0;
+      ++round_;
+    }
+    while (round_ == round) {
+    }
+  }
+
+ private:
+  int threads_;
+  std::atomic<int> arrived_{0}, round_{0};
+};
 
 struct Work {
   attn::Problem problem;

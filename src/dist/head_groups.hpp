@@ -20,7 +20,7 @@ inline constexpr std::size_t kMostHeadGroups = 6;
 // bit differs from it.
 struct HeadGroup {
   std::int64_t first = 0, count = 0;
-  // Its K and V are sent by themselves, before those of the groups behind it. Groups that are not
+  // Its K and V come by themselves, before those of the groups behind it. Groups that are not
   // packed come last and wait for one copy of all heads, whose rows are contiguous for the caller's
   // tensors too.
   bool packed = false;

@@ -1,6 +1,7 @@
 // What calls of GPUs of one process keep from one to the next.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "attn/run.hpp"
+#include "cuda/copy_rows.hpp"
 #include "cuda/driver/memory.hpp"
 #include "dist/plan_data.hpp"
 
@@ -34,6 +36,17 @@ class PeerMemory {
   // Lengths and tables of the rank's own problem, on the device: the same for all calls.
   const Inputs& tables(const PlanData& plan);
 
+  // Whether kernels read memory of all devices, those of a call's letters: asked once.
+  template <class Letters, class DeviceOf>
+  bool reads(const Letters& letters, const DeviceOf& device_of) {
+    if (!reads_) {
+      reads_ = std::ranges::all_of(letters, [&](const auto& letter) {
+        return cuda::can_read(device_.index, device_of(letter).index);
+      });
+    }
+    return *reads_;
+  }
+
   cuda::Stream copies, second;  // K and V come; every other group of heads is worked on
   Device device() const { return device_; }
 
@@ -43,6 +56,7 @@ class PeerMemory {
   std::deque<cuda::DeviceBuffer> buffer_{}, table_{};
   std::deque<cuda::Event> event_{};
   std::optional<Inputs> tables_{};
+  std::optional<bool> reads_{};
 };
 
 }  // namespace attn::dist

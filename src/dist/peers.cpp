@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda/copy_rows.hpp"
 #include "cuda/cuda.hpp"
-#include "cuda/row_sums.hpp"
 #include "dist/device_rows.hpp"
 #include "dist/peer_memory.hpp"
 
@@ -29,7 +29,9 @@ struct Letter {
 };
 static_assert(std::is_trivially_copyable_v<Letter>);
 
-using KeysAndValues = std::pair<Tensor, Tensor>;
+struct KeysAndValues {
+  RowTensor k{}, v{};
+};
 
 // The heads [first, first + count) of [.., heads, columns], or of LSE's [.., heads, rows].
 Tensor heads_of(Tensor t, std::int64_t first, std::int64_t count) {
@@ -72,17 +74,18 @@ class Call {
     }
   }
 
-  // This rank's letter: its K and V, and those of packed groups by themselves.
+  // This rank's letter: its K and V, and those of packed groups by themselves, but for the first:
+  // kernels of the others read its heads where they are.
   Letter share(const Inputs& inputs) {
     Letter letter{.k = whole(inputs.k), .v = whole(inputs.v)};
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
+    letter.ready = memory_.record(context_.stream);
+    for (std::size_t g = 1; g < groups_.size(); ++g) {
       if (!groups_[g].packed) continue;
       Letter::OfGroup& of = letter.groups[g];
-      of.k = packed(heads_of(inputs.k, groups_[g].first, groups_[g].count));
-      of.v = packed(heads_of(inputs.v, groups_[g].first, groups_[g].count));
+      of.k = packed(heads_of(letter.k, groups_[g].first, groups_[g].count));
+      of.v = packed(heads_of(letter.v, groups_[g].first, groups_[g].count));
       of.packed = memory_.record(context_.stream);
     }
-    letter.ready = memory_.record(context_.stream);
     return letter;
   }
 
@@ -96,9 +99,8 @@ class Call {
     }
   }
 
-  // Letters of all ranks; meanwhile own rows go where this rank's kernels read them.
+  // Letters of all ranks.
   void tell(const Letter& own) {
-    keep_own(own);
     const auto ranks = static_cast<std::size_t>(plan_.ranks);
     const auto all = std::make_shared<std::vector<Letter>>(ranks, own);
     const auto sent = std::make_shared<const Letter>(own);
@@ -128,84 +130,46 @@ class Call {
     traffic_.exchange(sends, receives);
   }
 
-  // Room for the keys of each group, with the rank's own rows in it. These are copied in the stream
-  // of the first kernel, ahead of it: a copy within a GPU runs on multiprocessors, so beside a
-  // kernel that fills them all it would wait for that to end, and what comes behind it as well.
-  void keep_own(const Letter& own) {
-    const RowList& rows = plan_.gathered[me_];
-    const Copies copies(memory_.device(), context_.stream);
-    const auto keep = [&](const KeysAndValues& from) {
-      const auto heads = static_cast<std::size_t>(from.first.rank - 2);
-      KeysAndValues to{rows_like(from.first, count(rows), from.first.shape[heads]),
-                       rows_like(from.second, count(rows), from.second.shape[heads])};
-      copy_common(copies, {from.first, plan_.keys[me_]}, {to.first, rows});
-      copy_common(copies, {from.second, plan_.keys[me_]}, {to.second, rows});
-      return to;
-    };
+  // Room for the keys of each group, with the rank's own rows in it, and the others' of the first
+  // group, all by one kernel: multiprocessors have nothing else to do yet. A copy within a GPU that
+  // comes later would wait for a kernel that fills them all to end.
+  void gather_first() {
+    std::vector<cuda::RowCopy> copies;
+    reads_peers_ = memory_.reads(letters_, [](const Letter& l) { return l.k.device; });
     gathered_.resize(groups_.size());
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const HeadGroup& group = groups_[g];
-      if (group.packed) {
-        gathered_[g] = keep({own.groups[g].k, own.groups[g].v});
+      if (group.packed && (g > 0 || reads_peers_)) {
+        gathered_[g] = with_own(group, copies);
         continue;
       }
-      if (!all_.first.given()) all_ = keep({own.k, own.v});
-      gathered_[g] = {heads_of(all_.first, group.first, group.count),
-                      heads_of(all_.second, group.first, group.count)};
+      if (!all_.k.tensor.given()) all_ = with_own(all_heads(), copies);
+      gathered_[g] = {{heads_of(all_.k.tensor, group.first, group.count), all_.k.rows},
+                      {heads_of(all_.v.tensor, group.first, group.count), all_.v.rows}};
     }
-    wait(memory_.second.handle(), memory_.record(context_.stream));
+    const HeadGroup& first = groups_.front();
+    for (std::size_t r = 0; r < letters_.size() && reads_peers_; ++r) {
+      if (r == me_ || !sees(r)) continue;
+      wait(context_.stream, letters_[r].ready);
+      add_common(of_rank(r, first.packed ? first : all_heads()), first.packed ? gathered_[0] : all_,
+                 copies);
+    }
+    cuda::copy_rows(copies, context_);
+    first_arrived_ = memory_.record(context_.stream);
+    if (reads_peers_ && !first.packed) all_arrived_ = first_arrived_;
+    wait(memory_.second.handle(), first_arrived_);
   }
 
-  // Copies of others' K and V come in: those of packed groups, then all heads for the others.
-  void gather() {
-    arrived_.assign(groups_.size(), nullptr);
-    const RowList& rows = plan_.gathered[me_];
-    void* const stream = memory_.copies.handle();
-    const Copies copies(memory_.device(), stream);
-    // Each rank takes from another one at first.
-    const auto fetch = [&](const KeysAndValues& to, const auto& from, const auto& event) {
-      for (std::size_t i = 1; i < letters_.size(); ++i) {
-        const std::size_t r = (me_ + i) % letters_.size();
-        if (common(plan_.keys[r], rows).empty()) continue;
-        wait(stream, event(letters_[r]));
-        const auto [k, v] = from(letters_[r]);
-        copy_common(copies, {k, plan_.keys[r]}, {to.first, rows});
-        copy_common(copies, {v, plan_.keys[r]}, {to.second, rows});
-      }
-      return memory_.record(stream);
-    };
-    void* all_arrived = nullptr;
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      if (groups_[g].packed) {
-        arrived_[g] = fetch(
-            gathered_[g],
-            [&](const Letter& l) {
-              return KeysAndValues{l.groups[g].k, l.groups[g].v};
-            },
-            [&](const Letter& l) { return l.groups[g].packed; });
-        continue;
-      }
-      if (all_arrived == nullptr) {
-        all_arrived = fetch(
-            all_,
-            [](const Letter& l) {
-              return KeysAndValues{l.k, l.v};
-            },
-            [](const Letter& l) { return l.ready; });
-      }
-      arrived_[g] = all_arrived;
-    }
-  }
-
-  // Runs work(group's number, its plan, inputs, context) for each group, the second and fourth
-  // beside the others, so that one fills multiprocessors that another leaves.
+  // Runs work(group's number, its plan, inputs, context) for each group once copies of the others'
+  // K and V have come: those of a packed group by itself, or all heads for the first of the rest.
+  // The second and fourth group run beside the others, so that one fills multiprocessors that
+  // another leaves. A group's copies are asked for once the kernels of the one before it are.
   template <class Work>
   void compute(const Inputs& inputs, const Work& work) {
     std::size_t workspace_bytes = 0;
     for (const HeadGroup& group : groups_) {
-      if (!group.plan) return;
-      workspace_bytes =
-          std::max(workspace_bytes, static_cast<std::size_t>(group.plan->workspace_bytes));
+      const std::int64_t bytes = group.plan ? group.plan->workspace_bytes : 0;
+      workspace_bytes = std::max(workspace_bytes, static_cast<std::size_t>(bytes));
     }
     const std::array<void*, 2> streams{context_.stream, memory_.second.handle()};
     std::array<void*, 2> workspaces{};
@@ -213,14 +177,17 @@ class Call {
       if (workspace_bytes > 0) workspace = memory_.take(workspace_bytes);
     }
     for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const HeadGroup& group = groups_[g];
+      void* const arrived = fetch(g);
+      if (!group.plan) continue;
       attn::Context context = context_;
       context.stream = streams[g % 2];
-      wait(context.stream, arrived_[g]);
-      const std::int64_t bytes = groups_[g].plan->workspace_bytes;
+      wait(context.stream, arrived);
+      const std::int64_t bytes = group.plan->workspace_bytes;
       if (bytes > 0) {
         context.workspace = tensor(workspaces[g % 2], DType::u8, {bytes}, memory_.device());
       }
-      work(g, *groups_[g].plan, inputs_of(inputs, g), context);
+      work(g, *group.plan, inputs_of(inputs, g), context);
     }
     wait(context_.stream, memory_.record(memory_.second.handle()));
   }
@@ -267,6 +234,7 @@ class Call {
 
   // Until K and V have come.
   void wait_for_copies() const {
+    wait(memory_.copies.handle(), first_arrived_);
     cuda::check(
         cuda::api().cuStreamSynchronize(static_cast<cuda::CUstream>(memory_.copies.handle())),
         "waiting for copies between ranks");
@@ -276,6 +244,68 @@ class Call {
   const Letter& own() const { return letters_[me_]; }
 
  private:
+  HeadGroup all_heads() const { return {0, plan_.problem.heads_k, false}; }
+  bool sees(std::size_t r) const { return !common(plan_.keys[r], plan_.gathered[me_]).empty(); }
+  KeysAndValues of_rank(std::size_t r, const HeadGroup& group) const {
+    const Letter& l = letters_[r];
+    return {{heads_of(l.k, group.first, group.count), plan_.keys[r]},
+            {heads_of(l.v, group.first, group.count), plan_.keys[r]}};
+  }
+  // Room for the gathered rows of some heads, and copies of the rank's own rows into it.
+  KeysAndValues with_own(const HeadGroup& group, std::vector<cuda::RowCopy>& copies) {
+    const RowList& rows = plan_.gathered[me_];
+    const KeysAndValues to{{rows_like(letters_[me_].k, count(rows), group.count), rows},
+                           {rows_like(letters_[me_].v, count(rows), group.count), rows}};
+    add_common(of_rank(me_, group), to, copies);
+    return to;
+  }
+  static void add_common(const KeysAndValues& from, const KeysAndValues& to,
+                         std::vector<cuda::RowCopy>& copies) {
+    for (const auto& [a, b] : {std::pair{&from.k, &to.k}, std::pair{&from.v, &to.v}}) {
+      for (const Rows& rows : common(a->rows, b->rows)) {
+        copies.push_back({rows_of(*a, rows), rows_of(*b, rows)});
+      }
+    }
+  }
+
+  // Has copies of others' K and V of a group come in, unless they have; the event after which they
+  // are there.
+  void* fetch(std::size_t g) {
+    if (g == 0 && reads_peers_) return first_arrived_;
+    if (groups_[g].packed && g > 0) {
+      return fetch(
+          gathered_[g],
+          [&](const Letter& l) {
+            return std::pair{l.groups[g].k, l.groups[g].v};
+          },
+          [&](const Letter& l) { return l.groups[g].packed; });
+    }
+    if (all_arrived_ == nullptr) {
+      all_arrived_ = fetch(
+          all_,
+          [](const Letter& l) {
+            return std::pair{l.k, l.v};
+          },
+          [](const Letter& l) { return l.ready; });
+    }
+    return all_arrived_;
+  }
+  // from(letter) is what to copy after event(letter). Each rank takes from another one at first.
+  template <class From, class Event>
+  void* fetch(const KeysAndValues& to, const From& from, const Event& event) {
+    void* const stream = memory_.copies.handle();
+    const Copies copies(memory_.device(), stream);
+    for (std::size_t i = 1; i < letters_.size(); ++i) {
+      const std::size_t r = (me_ + i) % letters_.size();
+      if (!sees(r)) continue;
+      wait(stream, event(letters_[r]));
+      const auto [k, v] = from(letters_[r]);
+      copy_common(copies, {k, plan_.keys[r]}, to.k);
+      copy_common(copies, {v, plan_.keys[r]}, to.v);
+    }
+    return memory_.record(stream);
+  }
+
   static void wait(void* stream, void* event) {
     cuda::check(cuda::api().cuStreamWaitEvent(static_cast<cuda::CUstream>(stream),
                                               static_cast<cuda::CUevent>(event), 0),
@@ -296,7 +326,8 @@ class Call {
   Tensor packed(const Tensor& t) {
     const auto rows = static_cast<std::size_t>(t.rank - 3);
     const Tensor to = rows_like(t, t.shape[rows], t.shape[rows + 1]);
-    cuda::row_sums({&t, 1}, to, context_);
+    const cuda::RowCopy copy{t, to};
+    cuda::copy_rows({&copy, 1}, context_);
     return to;
   }
   Tensor whole(const Tensor& t) { return has_whole_rows(t) ? t : packed(t); }
@@ -305,8 +336,8 @@ class Call {
     const Inputs& tables = memory_.tables(plan_);
     Inputs local = inputs;
     local.q = query_heads(inputs.q, g);
-    local.k = gathered_[g].first;
-    local.v = gathered_[g].second;
+    local.k = gathered_[g].k.tensor;
+    local.v = gathered_[g].v.tensor;
     local.sink = numbers_of_heads(inputs.sink, g);
     local.cu_seqlens_q = tables.cu_seqlens_q;
     local.cu_seqlens_k = tables.cu_seqlens_k;
@@ -327,7 +358,8 @@ class Call {
   std::vector<Letter> letters_{};
   std::vector<KeysAndValues> gathered_{};  // of each group
   KeysAndValues all_{};                    // of all heads, for groups that are not packed
-  std::vector<void*> arrived_{};           // events
+  bool reads_peers_ = false;               // kernels read the others' memory
+  void *first_arrived_ = nullptr, *all_arrived_ = nullptr;  // events
   void* last_copy_ = nullptr;
 };
 
@@ -339,7 +371,7 @@ PeerCall::PeerCall(const PlanData& plan, const Traffic& traffic, const attn::Con
 void PeerCall::forward(const Inputs& inputs, const Outputs& outputs) const {
   Call call(plan_, plan_.work.forward_groups, traffic_, context_, memory_);
   call.tell(call.share(inputs));
-  call.gather();
+  call.gather_first();
   call.compute(inputs, [&](std::size_t g, const attn::Plan& plan, const Inputs& local,
                            const attn::Context& context) {
     const Outputs part{.o = call.query_heads(outputs.o, g),
@@ -363,7 +395,7 @@ void PeerCall::backward(const Inputs& inputs, const Outputs& outputs,
     letter.groups[g].summed = summed.emplace_back(&memory_.event())->handle();
   }
   call.tell(letter);
-  call.gather();
+  call.gather_first();
   // Results that go to the host.
   std::vector<std::pair<Tensor, Tensor>> results;
   const auto result = [&](const Tensor& host) {

@@ -12,6 +12,7 @@
   X(cuDeviceGetName, "cuDeviceGetName", (char*, int, CUdevice))                                    \
   X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (std::size_t*, CUdevice))                             \
   X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int*, CUdevice_attribute, CUdevice))            \
+  X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int*, CUdevice, CUdevice))                    \
   X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext*, CUdevice))                  \
   X(cuCtxGetCurrent, "cuCtxGetCurrent", (CUcontext*))                                              \
   X(cuCtxGetDevice, "cuCtxGetDevice", (CUdevice*))                                                 \

@@ -30,6 +30,12 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   *device = ordinal;
   return CUDA_SUCCESS;
 }
+// ATTN_FAKE_PEER_ACCESS=0: no GPU reads another's memory.
+CUresult cuDeviceCanAccessPeer(int* can, CUdevice, CUdevice) {
+  count_call(DriverFunction::cuDeviceCanAccessPeer);
+  *can = number("ATTN_FAKE_PEER_ACCESS", 1);
+  return CUDA_SUCCESS;
+}
 CUresult cuCtxGetCurrent(CUcontext* context) {
   count_call(DriverFunction::cuCtxGetCurrent);
   *context = contexts().empty() ? nullptr : contexts().back();
