@@ -2,7 +2,7 @@
 also beside cuDNN's, and grouped queries beside FlashAttention-3. Gradients are compared with those of backward_sm80
 before anything is timed. Needs PyTorch and Triton. Kernels are compiled side by side: about two minutes on 16 cores.
 
-  python3 bench/gpu/backward_features.py --library attn_c.so --fa3 libfa3.so --out bench/results/h200-backward-features.json
+  python3 bench/gpu/backward_features.py --library attn_c.so --fa3 _C.so --out bench/results/h200-backward-features.json
 
 --library, --fa3: as bench/gpu/backward_peers.py takes them."""
 import argparse, concurrent.futures, math, os, sys

@@ -2,11 +2,11 @@
 them, and FlashAttention-3 where a library of it is given. Gradients are checked against fp64 before they are timed.
 Needs PyTorch and Triton.
 
-  python3 bench/gpu/backward_peers.py --library attn_c.so --fa3 libfa3.so --kernel backward_sm90 \\
+  python3 bench/gpu/backward_peers.py --library attn_c.so --fa3 _C.so --kernel backward_sm90 \\
     --out bench/results/h200-backward.json
 
---library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp, compiled for
---dtype. The figures of FlashAttention-3's paper are f16."""
+--library: bench/gpu/attn_c.cpp as a shared object. --fa3: flash_attn_3/_C.so of the wheel xformers.
+The figures of FlashAttention-3's paper are f16."""
 import argparse, math, sys
 
 import torch

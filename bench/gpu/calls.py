@@ -1,7 +1,7 @@
 """Passes that the scripts beside this one time: ours, through bench/gpu/attn_c.cpp as a shared object; FlashAttention-3's,
-through a library with the entry points of bench/gpu/backward/peer.hpp; PyTorch's. Ours and FlashAttention-3's are given
-as (run, results): run() puts the pass into the current stream; results, (O, LSE) or (dQ, dK, dV), are NaN before it."""
-import ctypes, datetime, json, math, os, random, statistics, sys, time
+as operators of PyTorch that wheels bring; PyTorch's. Ours and FlashAttention-3's are given as (run, results): run() puts the
+pass into the current stream; results, (O, LSE) or (dQ, dK, dV), are NaN before it."""
+import ctypes, datetime, functools, json, math, os, random, statistics, sys, time
 
 import torch
 import torch.nn.functional as F
@@ -105,45 +105,45 @@ class Attention:
         return run
 
 
+@functools.cache
+def flash_attention_3(library):
+    """The operators of FlashAttention-3 in a wheel's extension: flash_attn_3/_C.so of xformers has both passes and pages, in bf16
+    and f16 unless it was cut, and needs libcudart.so.12, which is taken from beside it; fa3_fwd/_C.abi3.so of fa3-fwd has the
+    forward pass of bf16 and e4m3."""
+    runtime = os.path.join(os.path.dirname(os.path.abspath(library)), "libcudart.so.12")
+    if os.path.exists(runtime):
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    had = hasattr(torch.ops.fa3_fwd, "fwd")
+    torch.ops.load_library(library)
+    return torch.ops.flash_attn_3 if hasattr(torch.ops.fa3_fwd, "fwd") == had else torch.ops.fa3_fwd
+
+
 class FlashAttention3:
-    """The dense problem of its inputs, in bf16: the entry points take addresses and know no other type."""
+    """The dense problem of its inputs."""
 
     def __init__(self, library, q, k, v, causal, d_o=None):
-        if q.dtype != torch.bfloat16:
-            sys.exit(f"--fa3: its entry points take bf16, not {q.dtype}; leave it out")
-        self.library = ctypes.CDLL(library)
-        self.library.fa3_fwd.argtypes = [pointer] * 5 + [integer] * 7 + [ctypes.c_float, pointer, pointer]
-        self.library.fa3_bwd.argtypes = [pointer] * 17 + [integer] * 7 + [ctypes.c_float, integer, pointer]
-        self.library.fa3_bwd_sizes.argtypes = [integer] * 8 + [ctypes.POINTER(ctypes.c_longlong)]
-        (b, n, heads_q, d), heads_k = q.shape, k.shape[2]
-        self.inputs, self.d_o, self.scale = (q, k, v), d_o, d ** -0.5
-        self.sizes = (b, n, n, heads_q, heads_k, d, int(causal))
+        self.operators, self.inputs, self.causal, self.d_o = flash_attention_3(library), (q, k, v), causal, d_o
+        self.scale = q.shape[-1] ** -0.5
 
     def forward(self):
         q = self.inputs[0]
-        results = (*unwritten(q), torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda"))
-        self.semaphore = torch.zeros(1, dtype=torch.int32, device="cuda")
-        return self.bound("fa3_fwd", (*self.inputs, *results), at(self.semaphore)), results
+        lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        results, forward = [*unwritten(q), lse], self.operators.fwd.default
+
+        def run():
+            options = (self.scale, self.causal, -1, -1, 0, 0.0, True, None, 1, None, 0)
+            results[1] = forward(*self.inputs, None, None, None, results[0], *[None] * 16, *options)[1]
+        return run, results
 
     def backward(self):
-        run, results = self.forward()
-        run()
-        count = (ctypes.c_longlong * 8)()
-        if self.library.fa3_bwd_sizes(*self.sizes, 0, count):
-            sys.exit("fa3_bwd_sizes failed")
-        spaces = [torch.empty(size, dtype=torch.uint8, device="cuda") if size else None for size in count]
-        gradients = unwritten(*self.inputs)
-        return self.bound("fa3_bwd", (*self.inputs, *results, self.d_o, *gradients, *spaces), 0), gradients
+        forward, results = self.forward()
+        forward()
+        gradients, backward = unwritten(*self.inputs), self.operators.bwd.default
+        given = (self.d_o, *self.inputs, *results, *gradients, *[None] * 6)
 
-    def bound(self, entry, tensors, last):
-        """run() of a pass whose last argument, after the tensors, sizes and scale, is so."""
-        call = getattr(self.library, entry)
-        given = (*map(at, tensors), *self.sizes, self.scale, last, stream())
-
-        def run(keep=(self, tensors, last)):
-            if call(*given):
-                sys.exit(f"{entry} failed")
-        return run
+        def run():
+            backward(*given, self.scale, self.causal, -1, -1, 0.0, False, 0)
+        return run, gradients
 
 
 def pytorch_forward(backend, q, k, v, causal=False):

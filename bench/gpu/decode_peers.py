@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from calls import Attention, Results, captured, exact, graph_us
+from calls import Attention, Results, captured, exact, flash_attention_3, graph_us
 
 kRows = [  # batch, heads of Q, of K, head size, keys, queries; at head size 576 V is K's first 512 columns
     (64, 128, 1, 576, 4096, 1),
@@ -81,7 +81,7 @@ options = arguments.parse_args()
 random.seed(7)
 results, wrong = Results(options.out, options.commit, dtype="bf16"), []
 for library in filter(None, (options.fa3, options.fa3_pages)):
-    torch.ops.load_library(library)
+    flash_attention_3(library)
 
 
 def fa3(q, k, v, causal, used=None, table=None, metadata=None):

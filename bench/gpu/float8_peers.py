@@ -8,7 +8,7 @@ import argparse, sys
 
 import torch
 
-from calls import Attention, Results, median_ms
+from calls import Attention, Results, flash_attention_3, median_ms
 from forward_errors import some_rows
 
 arguments = argparse.ArgumentParser()
@@ -25,7 +25,7 @@ options = arguments.parse_args()
 kTokens, kHidden = 16384, 2048
 results, wrong = Results(options.out, options.commit, dtype="e4m3"), []
 if options.fa3:
-    torch.ops.load_library(options.fa3)
+    flash_attention_3(options.fa3)
 
 
 def fa3(q, k, v, causal):

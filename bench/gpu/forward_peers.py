@@ -1,11 +1,11 @@
 """Forward pass beside its peers on one GPU, cell by cell in one process: cuDNN and FlashAttention-2 as PyTorch has them, and
 FlashAttention-3 where a library of it is given. O is checked against fp64 before it is timed. Needs PyTorch and Triton.
 
-  python3 bench/gpu/forward_peers.py --library attn_c.so --fa3 libfa3.so --peers cudnn \\
+  python3 bench/gpu/forward_peers.py --library attn_c.so --fa3 _C.so --peers cudnn \\
     --out bench/results/h200-forward.json
 
---library: bench/gpu/attn_c.cpp as a shared object. --fa3: one with the entry points of bench/gpu/backward/peer.hpp, compiled for
---dtype. The figures of FlashAttention-3's paper are f16."""
+--library: bench/gpu/attn_c.cpp as a shared object. --fa3: flash_attn_3/_C.so of the wheel xformers.
+The figures of FlashAttention-3's paper are f16."""
 import argparse, sys
 
 from torch.nn.attention import SDPBackend

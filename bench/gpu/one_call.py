@@ -10,7 +10,7 @@ import argparse, math, sys
 
 import torch
 
-from calls import Attention, Results, captured, exact, graph_us
+from calls import Attention, Results, captured, exact, flash_attention_3, graph_us
 
 kPage = 64
 kRows = [  # heads of Q, of K, head size, then kinds of sequences: how many, queries, keys
@@ -31,7 +31,7 @@ arguments.add_argument("--rounds", type=int, default=3)
 options = arguments.parse_args()
 results, wrong = Results(options.out, options.commit, dtype="bf16"), []
 if options.fa3_pages:
-    torch.ops.load_library(options.fa3_pages)
+    flash_attention_3(options.fa3_pages)
 
 
 class Batch:

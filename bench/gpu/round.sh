@@ -3,7 +3,7 @@
 #
 #   bench/gpu/round.sh OUT [--fa3 LIBRARY] [--limit SECONDS] [--prefix NAME] [PART...]
 #
-#   --fa3      FlashAttention-3 as a library with the entry points of bench/gpu/backward/peer.hpp; default: without it
+#   --fa3      flash_attn_3/_C.so of the wheel xformers, FlashAttention-3; default: without it
 #   --limit    no part starts after that, and what runs then is ended; default: no limit
 #   --prefix   of the results' names; default: h200
 #   PART       forward backward features deterministic layers peers papers; default: all, in this order
