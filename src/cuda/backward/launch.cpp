@@ -137,7 +137,13 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
   std::pmr::vector<std::byte> slope(run->slope.size(), &memory.resource());
   run->expressions.pack(inputs.buffers, expressions.data());
   run->slope.pack(inputs.buffers, slope.data());
-  launch_rows(run->far_rows, parameters, context, expressions.data());
+  if (run->far_rows.kernel != nullptr) {
+    const auto any = reinterpret_cast<CUdeviceptr>(context.workspace.data) +
+                     static_cast<CUdeviceptr>(row_terms_bytes(p).value() - kAnyFarRowBytes);
+    check(api().cuMemsetD32Async(any, 0, 1, static_cast<CUstream>(context.stream)),
+          "cuMemsetD32Async of far rows");
+    launch_rows(run->far_rows, parameters, context, expressions.data());
+  }
   launch_rows(run->rows, parameters, context);
   launch_gradients(*run, device_info(plan.device.index), parameters, expressions.data(),
                    slope.data(), maps ? &*maps : nullptr, context);

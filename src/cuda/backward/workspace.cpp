@@ -13,7 +13,8 @@ namespace attn::cuda {
 using device::Gradient;
 
 core::Size row_terms_bytes(const Problem& p) {
-  return num_rows(p) * (sizeof(device::RowTerms) + (may_add_far(p) ? sizeof(device::FarRow) : 0));
+  if (!may_add_far(p)) return num_rows(p) * sizeof(device::RowTerms);
+  return num_rows(p) * (sizeof(device::RowTerms) + sizeof(device::FarRow)) + kAnyFarRowBytes;
 }
 
 core::Size kernel_offset(const Problem& p, bool deterministic) {

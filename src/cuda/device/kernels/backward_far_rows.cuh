@@ -138,7 +138,10 @@ struct BackwardFarRows {
     for (; left != 0; left &= left - 1) {
       const Row r = row_at(first + __ffs(static_cast<int>(left)) - 1);
       const FarRow far = far_row(r);
-      if (lane() == 0) far_rows(p, r.tile.sequence.batch, r.head)[r.query] = far;
+      if (lane() == 0) {
+        far_rows(p, r.tile.sequence.batch, r.head)[r.query] = far;
+        *any_far_row(p) = 1;
+      }
     }
   }
 };

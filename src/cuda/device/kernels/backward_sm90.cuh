@@ -69,6 +69,18 @@ ATTN_DEVICE void init_rings(const BackwardSm90Tiles<C>& tiles) {
 }
 
 template <class C, class Expressions, class Slope>
+ATTN_DEVICE void run_scores(const BackwardSm90Tiles<C>& tiles, const Expressions& e,
+                            const Slope& slope, unsigned group) {
+  if constexpr (C::kCluster > 1) {
+    BackwardSm90PairScoreGroup<C, Expressions, Slope>{{tiles, {tiles, e, slope}, {tiles}, {tiles}}}
+        .run();
+  } else {
+    BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, {tiles, e, slope}, {tiles}, {tiles}}}.run(
+        group);
+  }
+}
+
+template <class C, class Expressions, class Slope>
 ATTN_DEVICE void backward_sm90(const BackwardParams& p, const Expressions& e, const Slope& slope,
                                const BackwardMaps& maps) {
   static_assert(BackwardSm90Layout<C>::kBytes == C::kSharedBytes);  // that the launch gives
@@ -94,13 +106,16 @@ ATTN_DEVICE void backward_sm90(const BackwardParams& p, const Expressions& e, co
     BackwardSm90Producer<C>{tiles}.run();
   } else if (warpgroup <= C::kScoreGroups) {
     take_registers<C::kScoreRegisters>();
-    if constexpr (C::kCluster > 1) {
-      BackwardSm90PairScoreGroup<C, Expressions, Slope>{
-          {tiles, {tiles, e, slope}, {tiles}, {tiles}}}
-          .run();
+    const auto group = static_cast<unsigned>(warpgroup - 1);
+    if constexpr (C::kFarRows) {
+      if (uniform(*any_far_row(p)) != 0) {
+        run_scores(tiles, e, slope, group);
+      } else {
+        const BackwardSm90Tiles<WithoutFarRows<C>> near{p, maps, shared, rank, thread};
+        run_scores(near, e, slope, group);
+      }
     } else {
-      BackwardSm90ScoreGroup<C, Expressions, Slope>{{tiles, {tiles, e, slope}, {tiles}, {tiles}}}
-          .run(static_cast<unsigned>(warpgroup - 1));
+      run_scores(tiles, e, slope, group);
     }
   } else {
     take_registers<C::kGradientRegisters>();

@@ -36,6 +36,16 @@ ATTN_DEVICE FarRow* far_rows(const BackwardParams& p, int batch, int head) {
          (static_cast<long long>(batch) * p.heads_q + head) * p.seqlen_q;
 }
 
+// Whether any row is far: a word behind them, which is 0 before the kernel that looks for them.
+ATTN_DEVICE int* any_far_row(const BackwardParams& p) {
+  return reinterpret_cast<int*>(far_rows(p, p.batch, 0));
+}
+// What a kernel is compiled for once more, as the subtraction of m takes time in every score.
+template <class C>
+struct WithoutFarRows : C {
+  static constexpr bool kFarRows = false;
+};
+
 // What P of a row is computed with: 2^(c (score - m) - lse2), where m is 0 of rows that are not
 // far.
 struct RowReference {
