@@ -1,12 +1,12 @@
-// The text of an expression as a tree, by recursive descent. The grammar is that of C's operators;
-// to_string() is its inverse.
+// The text of an expression as a tree, by precedence climbing. The grammar is that of C's
+// operators; to_string() is its inverse.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <limits>
-#include <span>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "core/expr/build.hpp"
@@ -17,9 +17,7 @@ namespace attn::expr {
 namespace {
 
 // Each level of a tree needs at most two of text: an operator, a prefix or the list of a call, and
-// what stands there in parentheses or by itself. The functions that call each other here take up to
-// 210 bytes of stack a level, of which threads may have as little as 128 KB: what needs more, they
-// leave to others that are not inlined.
+// what stands there in parentheses or by itself.
 constexpr int kMaxNesting = 2 * kMaxDepth;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -46,6 +44,21 @@ constexpr std::array kFunctions = {Op::abs,   Op::exp,    Op::exp2, Op::log,  Op
                                    Op::erf,   Op::sin,    Op::cos,  Op::sqrt, Op::to_float,
                                    Op::floor, Op::to_int, Op::min,  Op::max,  Op::select};
 
+// An operation whose text has begun and is not complete.
+struct OpenOperation {
+  std::size_t column;
+  Op op = Op::constant;                       // of parentheses alone
+  char close = 0;                             // what ends it; 0 of an operator
+  int precedence = 0;                         // of an operator
+  bool swapped = false;                       // of a binary one
+  std::shared_ptr<const Buffer> buffer = {};  // of a load
+  std::vector<Expr> operands = {};            // what is read of them
+
+  bool is_list() const { return close != 0 && op != Op::constant; }
+  int levels() const { return is_list() ? 2 : 1; }  // a name and what is in its brackets
+};
+
+// Open operations are in a vector, not on the stack, of which threads may have little.
 class Parser {
  public:
   Parser(std::string_view text, const std::vector<Buffer>& buffers) : text_(text) {
@@ -56,80 +69,63 @@ class Parser {
     if (text_.size() > kMaxText) {
       fail(0, fmt::format("{} bytes of text, at most {} are accepted", text_.size(), kMaxText));
     }
-    Expr e = expression(1);
-    skip_space();
-    if (at_ != text_.size())
-      fail(at_, fmt::format("expected an operator or the end, found {}", found()));
-    return e;
+    Expr value;  // empty where an operand comes next
+    while (true) {
+      if (value.empty()) {
+        value = operand();
+        continue;
+      }
+      skip_space();
+      const BinaryOperator* const op = next_operator();
+      value = finish_operators(op == nullptr ? 0 : precedence(op->op), std::move(value));
+      if (op != nullptr) {
+        value = open_binary(*op, std::move(value));
+      } else if (!open_.empty()) {
+        value = finish_item(std::move(value));
+      } else if (at_ == text_.size()) {
+        return value;
+      } else {
+        fail(at_, fmt::format("expected an operator or the end, found {}", found()));
+      }
+    }
   }
 
  private:
-  // Operators that bind at least as `least`; equal ones group to the left.
-  Expr expression(int least) {
-    Expr left = unary();
-    while (true) {
-      skip_space();
-      const std::size_t column = at_;
-      const BinaryOperator* const op = next_operator();
-      if (op == nullptr || precedence(op->op) < least) return left;
-      at_ += op->text.size();
-      enter(column, 1);
-      const Expr right = expression(precedence(op->op) + 1);
-      nesting_ -= 1;
-      left = op->swapped ? built(column, op->op, {&right, 1}, left)
-                         : built(column, op->op, {&left, 1}, right);
-    }
-  }
-
-  Expr unary() {
+  // A value that has no operands in the text; else empty, and what begins here is open.
+  Expr operand() {
     skip_space();
     const std::size_t column = at_;
-    enter(column, 1);
-    Expr e;
-    if (peek() == '-' && at_ + 1 < text_.size() && starts_number(at_ + 1)) {
-      e = number();  // with its sign: -2147483648 is an int32
-    } else if (peek() == '-' || peek() == '!') {
-      const Op op = peek() == '-' ? Op::neg : Op::logical_not;
-      ++at_;
-      e = built(column, op, {}, unary());
-    } else {
-      e = primary();
+    check_nesting(column, 1);
+    const char c = peek();
+    if (starts_number(at_) || (c == '-' && starts_number(at_ + 1))) {
+      return number();  // with its sign: -2147483648 is an int32
     }
-    nesting_ -= 1;
-    return e;
-  }
-
-  void enter(std::size_t column, int levels) {
-    nesting_ += levels;
-    if (nesting_ > kMaxNesting) too_deep(column);
-  }
-
-  Expr primary() {
-    if (at_ < text_.size() && starts_number(at_)) return number();
-    if (peek() == '(') {
-      ++at_;
-      Expr e = expression(1);
-      expect(')');
-      return e;
+    if (is_letter(c)) return word();
+    if (c != '-' && c != '!' && c != '(') {
+      fail(at_, fmt::format("expected a value, found {}", found()));
     }
-    if (is_letter(peek())) return word();
-    no_value();
+    ++at_;
+    if (c == '(') return open({.column = column, .close = ')'});
+    const Op op = c == '-' ? Op::neg : Op::logical_not;
+    return open({.column = column, .op = op, .precedence = kUnaryPrecedence});
   }
 
-  [[gnu::noinline]] Expr word() {
+  Expr word() {
     const std::size_t column = at_;
     while (at_ < text_.size() && (is_letter(text_[at_]) || is_digit(text_[at_]))) ++at_;
     const std::string_view name = text_.substr(column, at_ - column);
     for (const Op op : kFunctions) {
-      if (name == spelling(op)) return call(column, op);
+      if (name == spelling(op)) return open_list('(', {.column = column, .op = op, .close = ')'});
     }
     for (const auto& buffer : buffers_) {
-      if (name == buffer->name()) return element(column, buffer);
+      if (name != buffer->name()) continue;
+      OpenOperation load{.column = column, .op = Op::load, .close = ']', .buffer = buffer};
+      return is_scalar(*buffer) ? built(load) : open_list('[', std::move(load));
     }
     return symbol(column, name);
   }
 
-  [[gnu::noinline]] static Expr symbol(std::size_t column, std::string_view name) {
+  static Expr symbol(std::size_t column, std::string_view name) {
     if (name == "true" || name == "false") return boolean(name == "true");
     if (name == "inf") return float32(std::numeric_limits<float>::infinity());
     if (name == "nan") return float32(std::numeric_limits<float>::quiet_NaN());
@@ -143,34 +139,58 @@ class Parser {
          fmt::format("expected a symbol, function or buffer, found '{}'", core::echo(name)));
   }
 
-  Expr call(std::size_t column, Op op) {
-    const std::vector<Expr> args = list('(', ')');
-    const std::size_t arity = is_unary(op) ? 1 : is_binary(op) ? 2 : 3;
-    if (args.size() != arity) wrong_arity(column, op, arity, args.size());
-    return built(column, op, args);
+  // What opens an operation is followed by an operand, so there is no value yet.
+  Expr open(OpenOperation operation) {
+    nesting_ += operation.levels();
+    open_.push_back(std::move(operation));
+    return {};
+  }
+  Expr open_list(char bracket, OpenOperation list) {
+    expect(bracket);
+    check_nesting(at_, list.levels());
+    return open(std::move(list));
+  }
+  Expr open_binary(const BinaryOperator& op, Expr left) {
+    check_nesting(at_, 1);
+    const std::size_t column = std::exchange(at_, at_ + op.text.size());
+    return open({.column = column,
+                 .op = op.op,
+                 .precedence = precedence(op.op),
+                 .swapped = op.swapped,
+                 .operands = {std::move(left)}});
   }
 
-  Expr element(std::size_t column, const std::shared_ptr<const Buffer>& buffer) {
-    const std::vector<Expr> indices = is_scalar(*buffer) ? std::vector<Expr>() : list('[', ']');
-    return loaded(column, buffer, indices);
+  // The innermost open operation, with the last of its operands.
+  Expr finish(Expr last) {
+    OpenOperation operation = std::move(open_.back());
+    open_.pop_back();
+    nesting_ -= operation.levels();
+    operation.operands.push_back(std::move(last));
+    return built(operation);
   }
 
-  std::vector<Expr> list(char open, char close) {
-    expect(open);
-    enter(at_, 1);
-    std::vector<Expr> items;
-    while (true) {
-      items.push_back(expression(1));
-      skip_space();
-      if (peek() != ',') break;
-      ++at_;
+  // What the open operators that bind at least as `least` make of their last operand: equal ones
+  // group to the left.
+  Expr finish_operators(int least, Expr last) {
+    while (!open_.empty() && open_.back().close == 0 && open_.back().precedence >= least) {
+      last = finish(std::move(last));
     }
-    nesting_ -= 1;
-    expect(close);
-    return items;
+    return last;
   }
 
-  [[gnu::noinline]] Expr number() {
+  // What a bracket ends after this; empty where a comma follows.
+  Expr finish_item(Expr item) {
+    OpenOperation& list = open_.back();
+    if (list.is_list() && peek() == ',') {
+      ++at_;
+      list.operands.push_back(std::move(item));
+      return {};
+    }
+    expect(list.close);
+    return finish(std::move(item));
+  }
+
+  Expr number() {
     const std::size_t column = at_;
     std::size_t end = at_ + (text_[at_] == '-' ? 1 : 0);
     bool is_float = false;
@@ -200,8 +220,8 @@ class Parser {
   }
 
   bool starts_number(std::size_t at) const {
-    return is_digit(text_[at]) ||
-           (text_[at] == '.' && at + 1 < text_.size() && is_digit(text_[at + 1]));
+    const auto digit = [&](std::size_t i) { return i < text_.size() && is_digit(text_[i]); };
+    return digit(at) || (at < text_.size() && text_[at] == '.' && digit(at + 1));
   }
 
   // Null where none stands here.
@@ -215,7 +235,7 @@ class Parser {
 
   void expect(char c) {
     skip_space();
-    if (peek() != c) not_found(c);
+    if (peek() != c) fail(at_, fmt::format("expected '{}', found {}", c, found()));
     ++at_;
   }
 
@@ -234,43 +254,30 @@ class Parser {
                                : fmt::format("byte {}", static_cast<unsigned char>(c));
   }
 
-  // Build, and add the column to what a type error says.
-  [[gnu::noinline]] static Expr built(std::size_t at, Op op, std::span<const Expr> args) {
-    return checked(at, [&] { return make(op, args); });
-  }
-  // Of some operands and a last one.
-  [[gnu::noinline]] static Expr built(std::size_t at, Op op, std::span<const Expr> first,
-                                      const Expr& last) {
-    std::vector<Expr> args(first.begin(), first.end());
-    args.push_back(last);
-    return built(at, op, args);
-  }
-  [[gnu::noinline]] static Expr loaded(std::size_t at, const std::shared_ptr<const Buffer>& buffer,
-                                       const std::vector<Expr>& indices) {
-    return checked(at, [&] { return load(buffer, indices); });
-  }
-  template <class Build>
-  static Expr checked(std::size_t at, Build build) {
-    try {
-      return build();
-    } catch (const Error& error) {
-      fail(at, error.what());
+  void check_nesting(std::size_t column, int levels) const {
+    if (nesting_ + levels > kMaxNesting) {
+      fail(column, fmt::format("nested more than {} levels deep", kMaxNesting));
     }
   }
 
-  [[noreturn, gnu::noinline]] static void too_deep(std::size_t column) {
-    fail(column, fmt::format("nested more than {} levels deep", kMaxNesting));
+  // The operation on its operands; a type error says the column as well.
+  static Expr built(OpenOperation& operation) {
+    std::vector<Expr>& operands = operation.operands;
+    const Op op = operation.op;
+    if (op == Op::constant) return operands[0];
+    if (operation.swapped) std::swap(operands[0], operands[1]);
+    const std::size_t arity = is_unary(op) ? 1 : is_binary(op) ? 2 : 3;
+    if (op != Op::load && operands.size() != arity) {
+      fail(operation.column, fmt::format("expected {} operands of {}, found {}", arity,
+                                         spelling(op), operands.size()));
+    }
+    try {
+      return op == Op::load ? load(operation.buffer, operands) : make(op, operands);
+    } catch (const Error& error) {
+      fail(operation.column, error.what());
+    }
   }
-  [[noreturn, gnu::noinline]] void no_value() const {
-    fail(at_, fmt::format("expected a value, found {}", found()));
-  }
-  [[noreturn, gnu::noinline]] void not_found(char c) const {
-    fail(at_, fmt::format("expected '{}', found {}", c, found()));
-  }
-  [[noreturn, gnu::noinline]] static void wrong_arity(std::size_t column, Op op, std::size_t arity,
-                                                      std::size_t found) {
-    fail(column, fmt::format("expected {} operands of {}, found {}", arity, spelling(op), found));
-  }
+
   [[noreturn]] static void fail(std::size_t at, const std::string& message) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("expression text, column {}: {}", at + 1, message));
@@ -279,7 +286,8 @@ class Parser {
   std::string_view text_;
   std::vector<std::shared_ptr<const Buffer>> buffers_;
   std::size_t at_ = 0;
-  int nesting_ = 0;
+  std::vector<OpenOperation> open_;  // the innermost last
+  int nesting_ = 0;                  // levels of open_
 };
 
 }  // namespace
