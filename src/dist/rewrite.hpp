@@ -16,13 +16,12 @@ class Rewriter {
 
   expr::Expr operator()(const expr::Expr& e) const {
     if (e.empty()) return e;
-    for (const auto& [op, replacement] : symbols_) {
-      if (e.node().op == op) return replacement;
-    }
-    std::vector<expr::Expr> args = e.node().args;
-    if (args.empty()) return e;
-    for (expr::Expr& arg : args) arg = (*this)(arg);
-    return expr::rebuild(e, args);
+    return expr::rewrite(e, [&](const expr::Expr& part, const std::vector<expr::Expr>& args) {
+      for (const auto& [op, replacement] : symbols_) {
+        if (part.node().op == op) return replacement;
+      }
+      return expr::rebuild(part, args);
+    });
   }
 
  private:

@@ -37,9 +37,13 @@ Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept;
 Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept;
 Bounds to_float(const Bounds& a) noexcept;
 
+// Of an index.
+struct IndexRange {
+  std::int64_t lo = 0, hi = 0;
+};
 // The element of `tensor` (loaded as `type`) at any index of the box with one range a dimension.
 // Looks at the elements when the box has at most 4096.
-Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcept;
+Bounds load_bounds(const Tensor& tensor, Type type, const IndexRange* index) noexcept;
 
 // A range of the values that e takes on the tile; classify() is this for a mask. A float that
 // depends on the score may be any float.

@@ -76,7 +76,7 @@ Bounds float_elements(const Tensor& tensor, const Box& box) noexcept {
 
 }  // namespace
 
-Bounds load_bounds(const Tensor& tensor, Type type, const Bounds* index) noexcept {
+Bounds load_bounds(const Tensor& tensor, Type type, const IndexRange* index) noexcept {
   if (tensor.rank == 0) {  // a scalar, of which small tiles are many
     return type == Type::float32 ? float_elements(tensor, Box{})
                                  : int_bounds(read_int(tensor, 0), read_int(tensor, 0));

@@ -7,13 +7,14 @@
 #include <memory_resource>
 #include <span>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "attn/expr.hpp"
 
 namespace attn::expr {
 
-// Readers recurse over trees: 256 levels of a few hundred bytes of stack fit the smallest threads.
+// Readers recurse over trees: 200 bytes of stack a level fit small threads (small_stack_test.cpp).
 inline constexpr std::int32_t kMaxDepth = 256;
 // Readers visit shared nodes each time; 65536 visits are well below a millisecond.
 inline constexpr std::int32_t kMaxSize = 65536;
@@ -55,6 +56,21 @@ bool is_boolean(const Expr& e, bool value) noexcept;
 Expr make(Op op, std::span<const Expr> operands);
 // buffer[indices]; throws as make.
 Expr load(const std::shared_ptr<const Buffer>& buffer, const std::vector<Expr>& indices);
+// The nodes of e, shared ones once and operands before what they stand in, so that e comes last.
+// They belong to e. A loop over them takes no stack for the levels of a tree.
+std::vector<const Expr*> operands_first(const Expr& e);
+// What made(part, args) gives for e, which comes after all other nodes; args is what it gave for
+// the operands of part.
+template <class Made>
+Expr rewrite(const Expr& e, const Made& made) {
+  std::unordered_map<const Node*, Expr> of_node;
+  for (const Expr* part : operands_first(e)) {
+    std::vector<Expr> args;
+    for (const Expr& arg : part->node().args) args.push_back(of_node.at(arg.get()));
+    of_node.emplace(part->get(), made(*part, args));
+  }
+  return of_node.at(e.get());
+}
 // Appends the buffers that e reads to `found`, each name once, in order of first use; throws as
 // buffers().
 void collect_buffers(const Expr& e, std::pmr::vector<const Buffer*>& found);

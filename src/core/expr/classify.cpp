@@ -35,37 +35,41 @@ class Classification {
         return int_bounds(tile_.seqlen_q, tile_.seqlen_q);
       case Op::seqlen_k:
         return int_bounds(tile_.seqlen_k, tile_.seqlen_k);
-      case Op::load: {
-        std::array<Bounds, kMaxRank> index;
-        for (std::size_t d = 0; d < node.args.size(); ++d) index[d] = (*this)(node.args[d]);
-        return load_bounds(resolve(*node.buffer, bindings_), node.type, index.data());
-      }
-      case Op::to_float:
-        return to_float((*this)(node.args[0]));
-      case Op::select: {
-        const Bounds condition = (*this)(node.args[0]);
-        if (condition.lo == 1) return (*this)(node.args[1]);
-        if (condition.hi == 0) return (*this)(node.args[2]);
-        return hull((*this)(node.args[1]), (*this)(node.args[2]));
-      }
-      case Op::logical_and: {
-        const Bounds left = (*this)(node.args[0]);
-        return left.hi == 0 ? left : apply_int(node.op, left, (*this)(node.args[1]));
-      }
-      case Op::logical_or: {
-        const Bounds left = (*this)(node.args[0]);
-        return left.lo == 1 ? left : apply_int(node.op, left, (*this)(node.args[1]));
-      }
-      default: {
-        const Bounds a = (*this)(node.args[0]);
-        const Bounds b = node.args.size() == 2 ? (*this)(node.args[1]) : Bounds{};
-        return node.args[0].node().type == Type::float32 ? apply_float(node.op, a, b)
-                                                         : apply_int(node.op, a, b);
-      }
+      case Op::load:
+        return load(node);
+      default:
+        return operation(node);
     }
   }
 
  private:
+  // These call each other at each level of a tree, so they are apart: none takes the stack of both.
+  [[gnu::noinline]] Bounds load(const Node& node) const {
+    std::array<IndexRange, kMaxRank> index;
+    for (std::size_t d = 0; d < node.args.size(); ++d) {
+      const Bounds bounds = (*this)(node.args[d]);
+      index[d] = {bounds.lo, bounds.hi};
+    }
+    return load_bounds(resolve(*node.buffer, bindings_), node.type, index.data());
+  }
+  [[gnu::noinline]] Bounds operation(const Node& node) const {
+    Bounds a = (*this)(node.args[0]);
+    if (node.op == Op::logical_and && a.hi == 0) return a;
+    if (node.op == Op::logical_or && a.lo == 1) return a;
+    if (node.op == Op::select) {
+      if (a.lo == 1) return (*this)(node.args[1]);
+      if (a.hi == 0) return (*this)(node.args[2]);
+      a = (*this)(node.args[1]);
+    }
+    return combined(node, a, node.args.size() > 1 ? (*this)(node.args.back()) : Bounds{});
+  }
+  [[gnu::noinline]] static Bounds combined(const Node& node, const Bounds& a, const Bounds& b) {
+    if (node.op == Op::select) return hull(a, b);
+    if (node.op == Op::to_float) return to_float(a);
+    return node.args[0].node().type == Type::float32 ? apply_float(node.op, a, b)
+                                                     : apply_int(node.op, a, b);
+  }
+
   const Tile& tile_;
   const Bindings& bindings_;
 };

@@ -36,7 +36,7 @@ Expr product(const Expr& factor, const Expr& a) {
 }
 Expr quotient(const Expr& a, const Expr& divisor) { return a.empty() ? a : a / divisor; }
 Expr or_zero(const Expr& a) { return a.empty() ? Expr(0.0f) : a; }
-Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
+[[gnu::noinline]] Expr choice(const Expr& condition, const Expr& a, const Expr& b) {
   if (a.empty() && b.empty()) return {};
   if (!a.empty() && !b.empty() && same(a, b)) return a;  // whatever the condition reads
   return select(condition, or_zero(a), or_zero(b));
@@ -72,16 +72,18 @@ class Differentiation {
  private:
   Expr of_operation(const Expr& e) {
     const Node& node = e.node();
-    if (node.op == Op::select) {
-      return choice(node.args[0], (*this)(node.args[1]), (*this)(node.args[2]));
-    }
-    if (is_binary(node.op)) return of_binary(e, node.args[0], node.args[1]);
-    if (is_unary(node.op)) return of_unary(e, node.args[0]);
-    return {};
+    if (is_unary(node.op)) return of_unary(e, (*this)(node.args[0]));
+    const bool chooses = node.op == Op::select;
+    if (!chooses && !is_binary(node.op)) return {};
+    const Expr da = (*this)(node.args[chooses ? 1 : 0]);
+    const Expr db = (*this)(node.args.back());
+    return chooses ? choice(node.args[0], da, db) : of_binary(e, da, db);
   }
 
-  Expr of_unary(const Expr& e, const Expr& a) {
-    const Expr da = (*this)(a);
+  // Of e, given the derivatives of its operands. Not inlined, so that only what they are called by
+  // takes stack at each level of a tree.
+  [[gnu::noinline]] Expr of_unary(const Expr& e, const Expr& da) const {
+    const Expr& a = e.node().args[0];
     switch (e.node().op) {
       case Op::neg:
         return negated(da);
@@ -108,9 +110,9 @@ class Differentiation {
     }
   }
 
-  Expr of_binary(const Expr& e, const Expr& a, const Expr& b) {
-    const Expr da = (*this)(a);
-    const Expr db = (*this)(b);
+  [[gnu::noinline]] static Expr of_binary(const Expr& e, const Expr& da, const Expr& db) {
+    const Expr& a = e.node().args[0];
+    const Expr& b = e.node().args[1];
     switch (e.node().op) {
       case Op::add:
         return sum(da, db);
@@ -147,7 +149,15 @@ void require_float(const Expr& e, std::string_view function) {
 // of the whole tree for each would take minutes.
 class Loads {
  public:
-  Loads(const Expr& e, std::string_view buffer) : buffer_(buffer) { collect(e); }
+  Loads(const Expr& e, std::string_view buffer) {
+    for (const Expr* part : operands_first(e)) {
+      for (const Expr& arg : part->node().args) parents_[arg.get()].push_back(part->get());
+      const Node& node = part->node();
+      if (node.op == Op::load && node.type == Type::float32 && node.buffer->name() == buffer) {
+        add(*part);
+      }
+    }
+  }
 
   // One of each, in the order in which they stand.
   const std::vector<Expr>& distinct() const { return distinct_; }
@@ -167,25 +177,16 @@ class Loads {
   }
 
  private:
-  void collect(const Expr& e) {
-    if (!seen_.insert(e.get()).second) return;
-    const Node& node = e.node();
-    for (const Expr& arg : node.args) {
-      collect(arg);
-      parents_[arg.get()].push_back(e.get());
-    }
-    if (node.op != Op::load || node.type != Type::float32 || node.buffer->name() != buffer_) return;
+  void add(const Expr& load) {
     for (std::size_t i = 0; i < distinct_.size(); ++i) {
-      if (same(distinct_[i], e)) return equal_[i].push_back(e.get());
+      if (same(distinct_[i], load)) return equal_[i].push_back(load.get());
     }
-    distinct_.push_back(e);
-    equal_.push_back({e.get()});
+    distinct_.push_back(load);
+    equal_.push_back({load.get()});
   }
 
-  std::string_view buffer_;
   std::vector<Expr> distinct_;
   std::vector<std::vector<const Node*>> equal_;
-  std::unordered_set<const Node*> seen_;
   std::unordered_map<const Node*, std::vector<const Node*>> parents_;
 };
 

@@ -6,8 +6,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/expr/build.hpp"
 
@@ -30,33 +30,6 @@ bool alike(const Buffer& a, const Buffer& b) noexcept {
          std::equal(x.strides.begin(), x.strides.begin() + rank, y.strides.begin()) &&
          a.name() == b.name();
 }
-
-class Copy {
- public:
-  Expr operator()(const Expr& e) {
-    const Node& node = e.node();
-    if (const auto done = done_.find(&node); done != done_.end()) return done->second;
-    Node copy = node;
-    bool changed = false;
-    for (Expr& arg : copy.args) {
-      const Expr made = (*this)(arg);
-      changed = changed || made.get() != arg.get();
-      arg = made;
-    }
-    if (node.buffer != nullptr) {
-      Tensor tensor = node.buffer->tensor();
-      if (tensor.size() != 0) tensor.data = nullptr;  // nothing is read of one without elements
-      copy.buffer = std::make_shared<const Buffer>(node.buffer->name(), tensor);
-      changed = true;
-    }
-    Expr result = changed ? Expr(std::make_shared<const Node>(std::move(copy))) : e;
-    done_.emplace(&node, result);
-    return result;
-  }
-
- private:
-  std::unordered_map<const Node*, Expr> done_;
-};
 
 }  // namespace
 
@@ -92,6 +65,20 @@ std::uint64_t plan_hash(const Expr& e) noexcept {
   return hash;
 }
 
-Expr without_data(const Expr& e) { return e.empty() ? e : Copy()(e); }
+Expr without_data(const Expr& e) {
+  if (e.empty()) return e;
+  return rewrite(e, [](const Expr& part, const std::vector<Expr>& args) {
+    const bool same_args = std::ranges::equal(args, part.node().args, {}, &Expr::get, &Expr::get);
+    if (same_args && part.node().buffer == nullptr) return part;
+    Node copy = part.node();
+    copy.args = args;
+    if (copy.buffer != nullptr) {
+      Tensor tensor = copy.buffer->tensor();
+      if (tensor.size() != 0) tensor.data = nullptr;  // nothing is read of one without elements
+      copy.buffer = std::make_shared<const Buffer>(copy.buffer->name(), tensor);
+    }
+    return Expr(std::make_shared<const Node>(std::move(copy)));
+  });
+}
 
 }  // namespace attn::expr

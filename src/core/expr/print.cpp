@@ -55,15 +55,26 @@ std::string float_text(float value) {
   return text;
 }
 
-std::string constant_text(const Node& node) {
+// Not inlined, as the functions below that call each other should take little stack.
+[[gnu::noinline]] void print_constant(const Node& node, std::string& text) {
   switch (node.type) {
     case Type::boolean:
-      return node.int_value != 0 ? "true" : "false";
+      text += node.int_value != 0 ? "true" : "false";
+      return;
     case Type::int32:
-      return fmt::format("{}", node.int_value);
+      text += fmt::format("{}", node.int_value);
+      return;
     default:
-      return float_text(node.float_value);
+      text += float_text(node.float_value);
   }
+}
+
+// Whether its text begins with a minus.
+bool is_negative(const Node& node) {
+  if (node.op != Op::constant) return false;
+  return node.type == Type::float32
+             ? std::signbit(node.float_value) && !std::isnan(node.float_value)
+             : node.int_value < 0;
 }
 
 // Operand i without the to_float that reading the text puts back: its function converts, or its
@@ -82,9 +93,7 @@ const Expr& written_operand(const Node& node, std::size_t i) {
 
 int precedence_of(const Expr& e) {
   if (is_position(e)) return kPrimaryPrecedence;
-  const Node& node = e.node();
-  const bool negative = node.op == Op::constant && constant_text(node)[0] == '-';
-  return negative ? kUnaryPrecedence : precedence(node.op);
+  return is_negative(e.node()) ? kUnaryPrecedence : precedence(e.node().op);
 }
 
 void print(const Expr& e, std::string& text);
@@ -107,7 +116,7 @@ void print_list(const Node& node, std::string& text) {
 void print(const Expr& e, std::string& text) {
   const Node& node = e.node();
   if (node.op == Op::constant) {
-    text += constant_text(node);
+    print_constant(node, text);
   } else if (is_position(e)) {
     text += kPosition;
   } else if (is_symbol(node.op)) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/expr/bindings.hpp"
+#include "core/expr/build.hpp"
 
 namespace attn::expr {
 namespace {
@@ -31,7 +32,7 @@ class Compiler {
  public:
   explicit Compiler(const Expr& e) {
     program_.buffers = buffers(e);
-    emit(e);
+    for (const Expr* part : operands_first(e)) emit(part->node());
     order();
     place();
   }
@@ -41,10 +42,8 @@ class Compiler {
   using Key =
       std::tuple<Op, Type, std::int32_t, std::uint32_t, std::int32_t, std::vector<std::int32_t>>;
 
-  // The instruction that computes e.
-  std::int32_t emit(const Expr& e) {
-    const Node& node = e.node();
-    if (const auto done = of_node_.find(&node); done != of_node_.end()) return done->second;
+  // Makes the instruction that computes the node, after those of its operands.
+  void emit(const Node& node) {
     Instruction in;
     in.op = node.op;
     in.type = node.type;
@@ -54,7 +53,7 @@ class Compiler {
     in.dependence = of_leaf(node.op);
     std::vector<std::int32_t> args;
     for (const Expr& arg : node.args) {
-      args.push_back(emit(arg));
+      args.push_back(of_node_.at(arg.get()));
       const auto at = static_cast<std::size_t>(args.back());
       in.dependence = join(in.dependence, program_.instructions[at].dependence);
     }
@@ -67,7 +66,6 @@ class Compiler {
         of_value_.try_emplace(key, static_cast<std::int32_t>(program_.instructions.size()));
     if (inserted) program_.instructions.push_back(in);
     of_node_.emplace(&node, known->second);
-    return known->second;
   }
 
   std::int32_t index_of(const Buffer& buffer) const {

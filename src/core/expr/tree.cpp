@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
-#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "attn/error.hpp"
@@ -28,9 +29,10 @@ std::string text_of(const Tensor& t) {
                                : fmt::format("the scalar {} of {}", read_int(t, 0), name(t.dtype));
 }
 
-// Calls visit(buffer) for the buffer of each load, operands first.
-template <class Visit>
-void for_each_load(const Node& node, const Visit& visit) {
+// Calls visit(buffer) for the buffer of each load, operands first. Of a function that is not known
+// here, so that its stack is not taken at each level.
+using VisitBuffer = std::function<void(const std::shared_ptr<const Buffer>&)>;
+void for_each_load(const Node& node, const VisitBuffer& visit) {
   for (const Expr& arg : node.args) for_each_load(arg.node(), visit);
   if (node.op == Op::load) visit(node.buffer);
 }
@@ -52,29 +54,6 @@ bool is_found(const Found& found, const Buffer& buffer) {
   }
   return true;
 }
-
-class Substitution {
- public:
-  Substitution(Op symbol, Expr replacement)
-      : symbol_(symbol), replacement_(std::move(replacement)) {}
-
-  Expr operator()(const Expr& e) {
-    const Node& node = e.node();
-    if (node.op == symbol_) return replacement_;
-    if (node.args.empty()) return e;
-    if (const auto done = done_.find(&node); done != done_.end()) return done->second;
-    std::vector<Expr> args;
-    for (const Expr& arg : node.args) args.push_back((*this)(arg));
-    Expr result = rebuild(e, args);
-    done_.emplace(&node, result);
-    return result;
-  }
-
- private:
-  Op symbol_;
-  Expr replacement_;
-  std::unordered_map<const Node*, Expr> done_;
-};
 
 }  // namespace
 
@@ -106,6 +85,27 @@ bool depends_on(const Expr& e, Op symbol) {
                                           [&](const Expr& arg) { return depends_on(arg, symbol); });
 }
 
+std::vector<const Expr*> operands_first(const Expr& e) {
+  struct Visit {
+    const Expr* part;
+    std::size_t next;  // of its operands
+  };
+  std::vector<const Expr*> order;
+  std::vector<Visit> open{{&e, 0}};
+  std::unordered_set<const Node*> seen{e.get()};
+  while (!open.empty()) {
+    Visit& visit = open.back();
+    const std::vector<Expr>& args = visit.part->node().args;
+    if (visit.next == args.size()) {
+      order.push_back(visit.part);
+      open.pop_back();
+    } else if (const Expr& arg = args[visit.next++]; seen.insert(arg.get()).second) {
+      open.push_back({&arg, 0});
+    }
+  }
+  return order;
+}
+
 std::vector<std::shared_ptr<const Buffer>> buffers(const Expr& e) {
   std::vector<std::shared_ptr<const Buffer>> found;
   if (e.empty()) return found;
@@ -131,7 +131,9 @@ Expr substitute(const Expr& e, Op symbol, const Expr& replacement) {
                             core::echo(to_string(replacement)), name(replacement.type()),
                             spelling(symbol)));
   }
-  return Substitution(symbol, replacement)(e);
+  return rewrite(e, [&](const Expr& part, const std::vector<Expr>& args) {
+    return part.node().op == symbol ? replacement : rebuild(part, args);
+  });
 }
 
 }  // namespace attn::expr

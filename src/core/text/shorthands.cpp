@@ -16,14 +16,15 @@ using expr::Node;
 using expr::Op;
 
 expr::Expr rename_buffer(const Expr& e, std::string_view from, const std::string& to) {
-  const Node& node = e.node();
-  if (node.args.empty() || from == to) return e;
-  std::vector<Expr> args;
-  for (const Expr& arg : node.args) args.push_back(rename_buffer(arg, from, to));
-  if (node.op != Op::load || node.buffer->name() != from) return expr::rebuild(e, args);
-  // The buffer before keeps the memory.
-  return expr::load(std::make_shared<const expr::Buffer>(to, node.buffer->tensor(), node.buffer),
-                    args);
+  if (from == to) return e;
+  return expr::rewrite(e, [&](const Expr& part, const std::vector<Expr>& args) {
+    const auto& buffer = part.node().buffer;
+    if (args.empty() || buffer == nullptr || buffer->name() != from) {
+      return expr::rebuild(part, args);
+    }
+    // The buffer before keeps the memory.
+    return expr::load(std::make_shared<const expr::Buffer>(to, buffer->tensor(), buffer), args);
+  });
 }
 
 namespace {

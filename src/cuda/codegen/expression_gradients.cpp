@@ -30,10 +30,9 @@ Expr slope_of(const Expr& score, expr::TanhSlope form) {
 
 // e with `what` replaced by `by`.
 Expr replaced(const Expr& e, const Expr& what, const Expr& by) {
-  if (expr::same(e, what)) return by;
-  std::vector<Expr> args;
-  for (const Expr& arg : e.node().args) args.push_back(replaced(arg, what, by));
-  return args.empty() ? e : expr::rebuild(e, args);
+  return expr::rewrite(e, [&](const Expr& part, const std::vector<Expr>& args) {
+    return expr::same(part, what) ? by : expr::rebuild(part, args);
+  });
 }
 
 // The first tanh in e whose argument reads the score; empty where there is none.
