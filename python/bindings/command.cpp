@@ -24,7 +24,7 @@ int run_command(const nb::list& arguments, const nb::list& itself) {
   command::words_that_start_it() = words(itself);
   const std::vector<std::string> typed = words(arguments);
   const nb::gil_scoped_release released;
-  return command::command_main(typed);
+  return command::command_main(typed, command::add_subcommands);
 }
 
 }  // namespace

@@ -20,9 +20,11 @@ enum ExitCode : int {
   kNotAvailable = 3,  // backend, instruction set, kernel or memory
 };
 
-// What a process does for these arguments: returns its exit code. Once in a process, before it
-// makes another thread.
-int command_main(const std::vector<std::string>& arguments);
+// Adds a program's subcommands, as add_subcommands() does.
+using AddSubcommands = void(CLI::App& app, int& status, const std::string& command_line);
+// What a process with these subcommands does for these arguments: returns its exit code. Once in a
+// process, before it makes another thread.
+int command_main(const std::vector<std::string>& arguments, AddSubcommands& add);
 // The words that start the command anew: its program, or Python and the package that it lies in.
 // Set before command_main().
 inline std::vector<std::string>& words_that_start_it() {
@@ -41,7 +43,7 @@ void add_io(CLI::App& app, int& status, const std::string& command_line);
 void add_matmul(CLI::App& app, int& status, const std::string& command_line);
 
 // All of them, as all_subcommands.cpp has them, or those that `make demo` runs
-// (demo_subcommands.cpp).
+// (demo_subcommands.cpp). Each program has one of the two files, so no library may call it.
 void add_subcommands(CLI::App& app, int& status, const std::string& command_line);
 
 void add_launch(CLI::App& app, int& status);  // hidden: what `attn io --measure` runs under ncu

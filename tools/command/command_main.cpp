@@ -138,7 +138,7 @@ std::string visible_subcommands(const CLI::App& app) {
   return text;
 }
 
-int run(const std::vector<std::string>& typed) {
+int run(const std::vector<std::string>& typed, AddSubcommands& add) {
   CLI::App app("Exact attention: computes it, checks it against its definition, times it.", "attn");
   app.set_version_flag("--version", "attn " ATTN_VERSION_STRING);
   app.require_subcommand(1);
@@ -153,7 +153,7 @@ int run(const std::vector<std::string>& typed) {
       "available here.");
   int status = kOk;
   const std::string line = command_line(typed);
-  add_subcommands(app, status, line);
+  add(app, status, line);
   for (CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
     refuse_empty_values(*sub);
   }
@@ -205,11 +205,11 @@ int finish(int status) {
 
 }  // namespace
 
-int command_main(const std::vector<std::string>& arguments) {
+int command_main(const std::vector<std::string>& arguments, AddSubcommands& add) {
   fill_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file past the limit of the shell is told as a full disk is
   watch_interrupts();
-  return finish(run(arguments));
+  return finish(run(arguments, add));
 }
 
 }  // namespace attn::command
