@@ -223,8 +223,10 @@ class Results:
 
     def __init__(self, out, commit, **head):
         self.out, self.rows = out, []
+        cudnn = torch.backends.cudnn.version()
+        versions = f"PyTorch {torch.__version__}, cuDNN {cudnn // 10000}.{cudnn // 100 % 100}"
         self.head = dict(device=torch.cuda.get_device_name(), date=str(datetime.date.today()), commit=commit,
-                         command="bench/gpu/" + " ".join(map(os.path.basename, sys.argv)), **head)
+                         command="bench/gpu/" + " ".join(map(os.path.basename, sys.argv)), versions=versions, **head)
 
     def add(self, **row):
         print(row, flush=True)
