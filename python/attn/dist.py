@@ -22,6 +22,7 @@ import torch.distributed as _group
 from torch import Tensor
 
 from . import _attn
+from .compiler import disable
 from .errors import InvalidArgument, Unavailable
 from .operations import asked_for, returned_too
 from .options import make_options, rng_state
@@ -436,7 +437,7 @@ class _Attention(torch.autograd.Function):
         return (None, None, None, None, *map(found.get, names))
 
 
-@torch.compiler.disable
+@disable
 def attention(
     q: Tensor,
     k: Tensor,

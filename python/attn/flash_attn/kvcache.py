@@ -155,7 +155,7 @@ def _one_product(q: Tensor, qv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, T
 
 def _follows(k: Tensor, v: Tensor) -> bool:
     """Whether each row of k begins in memory where that of v ends."""
-    return (
+    return bool(
         k.dtype == v.dtype
         and k.shape[:-1] == v.shape[:-1]
         and k.stride() == v.stride()

@@ -7,9 +7,9 @@ from functools import cache
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ..compiler import assume_constant_result
 from ..errors import Unsupported
 
 __all__ = ["KNOWN", "refuse_unknown", "refuse_weights"]
@@ -46,7 +46,7 @@ def refuse_unknown(layer: type, given: dict[str, Any]) -> None:
 _IGNORED = ("cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch", "position_ids", "seq_idx")
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _read_by_eager(module: str) -> tuple[str, ...]:
     """The names that the formula in a model's own module reads, and attn does not."""
     return _names_in(module)
