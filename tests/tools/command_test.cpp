@@ -124,6 +124,8 @@ TEST_F(Command, EveryOptionOfAProblem) {
            "--score 2.0-score",
            "--score 'min(score, inf)'",
            "--score 'score - w[head] * 0.5' --buffer w=" + quoted("w.npy"),
+           "--mask 'key <= query + w' --scalar w=-3",
+           "--score 'score * w' --scalar w=2 --problem 'scalar(w:f32)'",
            "--bias " + quoted("bias.npy"),
            "--sink " + quoted("w.npy"),
            "--documents " + quoted("ids.npy"),
@@ -247,6 +249,20 @@ TEST_F(Command, BytesOfPathsAreNotEchoed) {
   }
 }
 
+TEST_F(Command, RunTakesTheNumberOfAScalar) {
+  const std::string run = fmt::format("run --input {} --seconds 0 --output ", kSample);
+  const auto written = [&](const std::string& options) {
+    const Result result = attn(run + quoted("o.npy") + " " + options);
+    EXPECT_EQ(result.code, 0) << result.text();
+    return load(path("o.npy"));
+  };
+  const std::string expected = written("--mask 'key<=query+12'");
+  const std::string mask = "--mask 'key<=query+w' --scalar w=12 ";
+  EXPECT_EQ(written(mask), expected);
+  EXPECT_EQ(written(mask + "--problem 'scalar(w:i32)'"), expected);
+  EXPECT_EQ(written(mask + "--problem 'scalar(w=5)'"), expected);
+}
+
 // Tensors and text must describe the same problem.
 TEST_F(Command, RunRefusesWhatDoesNotFitTogether) {
   const std::string sample = fmt::format("run --input {} ", kSample);
@@ -259,6 +275,12 @@ TEST_F(Command, RunRefusesWhatDoesNotFitTogether) {
   expect_refused(sample + "--cu-seqlens-q lengths", 2, {"\"lengths\"", "k, q, v"});
   expect_refused(sample + "--buffer w=q", 2, {"--buffer is w", "reads"});
   expect_refused(sample + "--buffer w=q --buffer w=k", 2, {"w=k", "once"});
+  const std::string scalar = sample + "--mask 'key<w' --problem 'scalar(w:i32)' ";
+  expect_refused(scalar, 2, {"'w'", "without a value"});
+  expect_refused(scalar + "--scalar w=1.5", 2, {"w=1.5", "whole number"});
+  expect_refused(scalar + "--scalar w=q", 2, {"--scalar is w=q", "name=number"});
+  expect_refused(scalar + "--scalar w=1 --scalar w=2", 2, {"w=2", "once"});
+  expect_refused(sample + "--scalar w=1", 2, {"--scalar is w", "reads"});
   expect_refused(sample + "--backward", 2, {"\"d_o\"", "--d-o"});
   expect_refused(sample + "--d-o q", 2, {"--d-o is q", "--backward"});
   expect_refused(sample + "--backward --d-o q --output o.npy", 2, {"--backward", ".npy"});

@@ -181,6 +181,9 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
   app.add_option("--buffer", options.buffers,
                  "name=tensor or name=file.npy, read by --mask and --score as name[i, j]")
       ->allow_extra_args(false);
+  app.add_option("--scalar", options.scalars,
+                 "name=number, a scalar that --mask and --score read by its name")
+      ->allow_extra_args(false);
   app.add_flag("--causal", options.causal,
                "Each query sees the keys up to its own, the last "
                "query all");

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <optional>
+#include <utility>
 
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
@@ -97,10 +99,12 @@ class Reader {
     read_heads();
     tokens_ = {to_string(shapes())};
     read_buffers();
+    read_scalars();
     add_masks();
     add_scores();
     add_options();
     result_.problem = parse();
+    bind_scalars();
     bind_by_name();
     result_.problem = complete(result_.problem, inputs);
     return std::move(result_);
@@ -259,27 +263,75 @@ class Reader {
     return std::any_of(bound.begin(), bound.end(),
                        [&](const auto& binding) { return binding.first == buffer; });
   }
+  bool has_token_from(const std::string& begin) const {
+    return std::any_of(user_tokens_.begin(), user_tokens_.end(),
+                       [&](const std::string& token) { return token.starts_with(begin); });
+  }
   // Whether --problem declares the buffer, by a token buffer(name:...).
   bool is_declared(const std::string& buffer) const {
-    return std::any_of(user_tokens_.begin(), user_tokens_.end(), [&](const std::string& token) {
-      return token.starts_with("buffer(" + buffer + ":");
-    });
+    return has_token_from("buffer(" + buffer + ":");
+  }
+
+  // What an option says on the two sides of its first '='.
+  static std::pair<std::string, std::string> named(std::string_view option, const std::string& text,
+                                                   std::string_view accepted) {
+    const std::size_t equals = text.find('=');
+    if (equals == 0 || equals == std::string::npos || equals + 1 == text.size()) {
+      refuse(option, text, accepted);
+    }
+    return {text.substr(0, equals), text.substr(equals + 1)};
   }
 
   void read_buffers() {
     for (const std::string& text : options_.buffers) {
-      const std::size_t equals = text.find('=');
-      if (equals == 0 || equals == std::string::npos || equals + 1 == text.size()) {
-        refuse("--buffer", text, "name=tensor or name=file.npy");
-      }
-      const std::string buffer = text.substr(0, equals);
+      const auto [buffer, from] = named("--buffer", text, "name=tensor or name=file.npy");
       if (is_bound(buffer)) refuse("--buffer", text, "each name once");
-      const Tensor t = source("--buffer", text.substr(equals + 1));
+      const Tensor t = source("--buffer", from);
       if (!is_declared(buffer)) {
         tokens_.push_back(fmt::format("buffer({}:{}:{})", buffer, name(t.dtype), shape_text(t)));
       }
       bind(buffer, t);
     }
+  }
+
+  // Declares those that no token scalar(name:type) or scalar(name=number) declares.
+  void read_scalars() {
+    for (const std::string& text : options_.scalars) {
+      const auto [scalar, number] = named("--scalar", text, "name=number");
+      float value = 0;
+      if (!reads_as(number, value)) refuse("--scalar", text, "name=number");
+      if (is_bound(scalar) || !scalars_.emplace(scalar, number).second) {
+        refuse("--scalar", text, "each name once");
+      }
+      if (has_token_from("scalar(" + scalar + ":") || has_token_from("scalar(" + scalar + "=")) {
+        continue;
+      }
+      tokens_.push_back(fmt::format("scalar({}={})", scalar, number));
+    }
+  }
+
+  // Binds scalars to the numbers of their options, of the type that mask and score read.
+  void bind_scalars() {
+    for (const auto& [scalar, number] : scalars_) {
+      const auto type = type_of_scalar(scalar);
+      if (!type) refuse("--scalar", scalar, "a name that the mask or the score reads");
+      const Tensor t = keep(io::Array(*type, std::array{std::int64_t{1}}));
+      const bool fits = *type == DType::f32 ? reads_as(number, *static_cast<float*>(t.data))
+                                            : reads_as(number, *static_cast<std::int32_t*>(t.data));
+      if (!fits) refuse("--scalar", scalar + "=" + number, "a whole number that int32 holds");
+      bind(scalar, tensor(t.data, *type, {}));
+    }
+  }
+
+  std::optional<DType> type_of_scalar(const std::string& scalar) const {
+    for (const expr::Expr* e : {&result_.problem.mask, &result_.problem.score}) {
+      if (e->empty()) continue;
+      for (const auto& buffer : expr::buffers(*e)) {
+        const Tensor& t = buffer->tensor();
+        if (buffer->name() == scalar && t.rank == 0) return t.dtype;
+      }
+    }
+    return {};
   }
 
   void add_expression(const char* kind, const std::string& text) {
@@ -398,8 +450,9 @@ class Reader {
   std::vector<std::string> user_tokens_;  // of --problem
   std::optional<io::SafetensorsFile> file_;
   Layout layout_q_ = Layout::dense, layout_k_ = Layout::dense;
-  bool has_type_q_ = false;          // Q is in a type of its own, and says no dtype
-  std::vector<std::string> tokens_;  // of the whole
+  bool has_type_q_ = false;                     // Q is in a type of its own, and says no dtype
+  std::vector<std::string> tokens_;             // of the whole
+  std::map<std::string, std::string> scalars_;  // their numbers by name
   RunProblem result_;
 };
 

@@ -21,6 +21,7 @@ struct ProblemOptions {
       d_lse;                         // sources
   std::string bias, documents;       // sources
   std::vector<std::string> buffers;  // "name=source"
+  std::vector<std::string> scalars;  // "name=number"
   std::string mask, score;           // an expression, or tokens of the text form
   std::string tokens;                // of the text form
   std::string window, softcap, scale, dtype;
