@@ -5,33 +5,35 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
+#include <queue>
 #include <utility>
+
+#include "dist/chunk_set.hpp"
 
 namespace attn::dist {
 namespace {
 
 // A transfer runs beside the work and takes 5 % of its own time from it (docs/scale-out.md).
 constexpr double kDisturbance = 0.05;
-// Pairs of chunks, and of a rank and a chunk, that are looked at before swapping ends: some 0.1 s.
+// Pairs of chunks, and of a rank and a chunk, that deals are judged by before swapping ends: some
+// 0.1 s at most.
 constexpr std::int64_t kMostLookedAt = 50'000'000;
-
-using Words = std::vector<std::uint64_t>;
 
 class Judge {
  public:
-  explicit Judge(const DealInput& input) : in_(input) {
-    const Areas& areas = in_.areas;
-    words_ = (areas.chunks_k + 63) / 64;
-    needs_.assign(areas.chunks_q * words_, 0);
-    work_.assign(areas.chunks_q, 0);
-    for (std::size_t q = 0; q < areas.chunks_q; ++q) {
-      for (std::size_t k = 0; k < areas.chunks_k; ++k) {
-        if (areas.of(q, k) <= 0) continue;
-        work_[q] += areas.of(q, k) * in_.seconds_per_element;
-        needs_[q * words_ + k / 64] |= std::uint64_t{1} << (k % 64);
+  explicit Judge(const DealInput& input) : in_(input), chunks_k_(chunks(in_.cuts_k)) {
+    for (const std::vector<Areas::Run>& row : in_.areas.rows) {
+      ChunkSet& sees = sees_.emplace_back(chunks_k_);
+      double area = 0;
+      for (const Areas::Run& run : row) {
+        area += run.area * static_cast<double>(run.size());
+        sees.insert(run.begin, run.end);
       }
+      work_.push_back(area * in_.seconds_per_element);
     }
+    need_.assign(static_cast<std::size_t>(in_.ranks), ChunkSet(chunks_k_));
   }
 
   double work(std::size_t q) const { return work_[q]; }
@@ -39,44 +41,64 @@ class Judge {
   // Seconds of the slowest rank, and a little for the traffic of all: of two deals that are as
   // fast, that with less traffic is better.
   double seconds(const std::vector<int>& owner) {
-    looked_at_ += in_.ranks * static_cast<std::int64_t>(in_.areas.chunks_k + words_) +
-                  static_cast<std::int64_t>(owner.size() * words_);
+    looked_at_ += in_.ranks * static_cast<std::int64_t>(chunks_k_ + words()) +
+                  static_cast<std::int64_t>(owner.size() * words());
     const auto ranks = static_cast<std::size_t>(in_.ranks);
     work_of_.assign(ranks, 0);
-    sent_.assign(ranks, 0);
-    received_.assign(ranks, 0);
-    need_.assign(ranks * words_, 0);
+    for (ChunkSet& need : need_) need.clear();
     for (std::size_t q = 0; q < owner.size(); ++q) {
       const auto r = static_cast<std::size_t>(owner[q]);
       work_of_[r] += work_[q];
-      for (std::size_t w = 0; w < words_; ++w) need_[r * words_ + w] |= needs_[q * words_ + w];
+      need_[r].insert(sees_[q]);
     }
-    const std::vector<int>& owner_k = in_.owner_k.empty() ? owner : in_.owner_k;
+    count_rows(in_.owner_k.empty() ? owner : in_.owner_k);
+    double slowest = 0;
+    std::int64_t all = 0;
     for (std::size_t r = 0; r < ranks; ++r) {
-      for (std::size_t k = 0; k < in_.areas.chunks_k; ++k) {
-        const auto from = static_cast<std::size_t>(owner_k[k]);
-        if ((need_[r * words_ + k / 64] >> (k % 64) & 1) == 0 || from == r) continue;
-        received_[r] += in_.seconds_of_chunk[k];
-        sent_[from] += in_.seconds_of_chunk[k];
-      }
-    }
-    double slowest = 0, all = 0;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      const double moved = std::max(sent_[r], received_[r]);
+      const double moved =
+          in_.seconds_per_row * static_cast<double>(std::max(sent_[r], received_[r]));
       slowest = std::max(slowest, std::max(work_of_[r], moved) + kDisturbance * moved);
       all += received_[r];
     }
-    return slowest + kDisturbance * all / static_cast<double>(ranks);
+    return slowest + kDisturbance * in_.seconds_per_row * static_cast<double>(all) /
+                         static_cast<double>(ranks);
   }
 
   bool may_judge() const { return looked_at_ < kMostLookedAt; }
   void start_again() { looked_at_ = 0; }
 
  private:
+  std::size_t words() const { return (chunks_k_ + 63) / 64; }
+
+  // Rows that each rank sends and receives.
+  void count_rows(const std::vector<int>& owner_k) {
+    sent_.assign(need_.size(), 0);
+    received_.assign(need_.size(), 0);
+    readers_.assign(chunks_k_ + 1, 0);
+    for (std::size_t r = 0; r < need_.size(); ++r) {
+      need_[r].visit_ranges([&](std::size_t begin, std::size_t end) {
+        received_[r] += in_.cuts_k[end] - in_.cuts_k[begin];
+        ++readers_[begin];
+        --readers_[end];
+      });
+    }
+    std::int64_t readers = 0;
+    for (std::size_t k = 0; k < chunks_k_; ++k) {
+      readers += readers_[k];
+      const auto from = static_cast<std::size_t>(owner_k[k]);
+      const std::int64_t rows = in_.cuts_k[k + 1] - in_.cuts_k[k];
+      const bool reads_own = need_[from].contains(k);
+      sent_[from] += rows * (readers - (reads_own ? 1 : 0));
+      if (reads_own) received_[from] -= rows;
+    }
+  }
+
   const DealInput& in_;
-  std::size_t words_ = 0;
-  Words needs_, need_;  // chunks of keys, as bits: of each chunk of queries; of each rank
-  std::vector<double> work_, work_of_, sent_, received_;
+  std::size_t chunks_k_;
+  std::vector<ChunkSet> sees_, need_;  // of each chunk of queries; of each rank
+  std::vector<double> work_, work_of_;
+  std::vector<std::int64_t> sent_, received_;  // of each rank
+  std::vector<std::int64_t> readers_;          // ranks that begin to read at a chunk, less that end
   std::int64_t looked_at_ = 0;
 };
 
@@ -108,17 +130,17 @@ std::vector<int> longest_first(const Judge& judge, std::size_t chunks, std::size
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return judge.work(a) > judge.work(b); });
   const std::size_t room = (chunks + ranks - 1) / ranks;
-  std::vector<double> work(ranks, 0);
+  // Ranks that may hold more, by their work; the first one of equals comes first.
+  using Rank = std::pair<double, std::size_t>;
+  std::priority_queue<Rank, std::vector<Rank>, std::greater<>> least;
+  for (std::size_t r = 0; r < ranks; ++r) least.emplace(0, r);
   std::vector<std::size_t> held(ranks, 0);
   std::vector<int> owner(chunks);
   for (const std::size_t chunk : order) {
-    std::size_t best = ranks;
-    for (std::size_t r = 0; r < ranks; ++r) {
-      if (held[r] < room && (best == ranks || work[r] < work[best])) best = r;
-    }
-    owner[chunk] = static_cast<int>(best);
-    work[best] += judge.work(chunk);
-    ++held[best];
+    const auto [work, rank] = least.top();
+    least.pop();
+    owner[chunk] = static_cast<int>(rank);
+    if (++held[rank] < room) least.emplace(work + judge.work(chunk), rank);
   }
   return owner;
 }
@@ -149,7 +171,7 @@ double improve(Judge& judge, std::vector<int>& owner) {
 }  // namespace
 
 Dealt deal(const DealInput& input, Deal way) {
-  const std::size_t chunks = input.areas.chunks_q;
+  const std::size_t chunks = input.areas.rows.size();
   const auto ranks = static_cast<std::size_t>(input.ranks);
   if (chunks == 0) return {.owner = {}, .by = "no rows"};
   Judge judge(input);

@@ -14,8 +14,9 @@ namespace attn::dist {
 struct DealInput {
   const Areas& areas;
   int ranks = 1;
-  double seconds_per_element = 0;          // of a visible (query, key) pair
-  std::vector<double> seconds_of_chunk{};  // of sending a chunk of K and V
+  const Cuts& cuts_k;
+  double seconds_per_element = 0;  // of a visible (query, key) pair
+  double seconds_per_row = 0;      // of sending a row of K and V
   // The owner of each chunk of K and V; empty: the chunks are those of Q, and go with them.
   std::vector<int> owner_k{};
 };

@@ -15,6 +15,7 @@
 #include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
 #include "cpu/cpu.hpp"
+#include "dist/chunk_set.hpp"
 #include "dist/deal.hpp"
 #include "dist/device.hpp"
 #include "dist/greeting.hpp"
@@ -23,9 +24,9 @@
 namespace attn::dist {
 namespace {
 
-// Chunks of a rank, fewer where there are many ranks, as areas are counted for all pairs of chunks.
+// Chunks of a rank, fewer where there are many ranks, as deals are judged by all pairs of chunks.
 constexpr std::int64_t kChunksOfRank = 8, kChunksOfAll = 2048;
-// That a caller may ask for: 128 MB of areas.
+// That a caller may ask for.
 constexpr std::int64_t kMostChunks = 4096;
 // A chunk of a long sequence: whole tiles of rows and keys of every kernel.
 constexpr std::int64_t kChunkMultiple = 128;
@@ -132,16 +133,14 @@ void deal_chunks(PlanData& plan) {
   }
   const double row_bytes = sequences_of(p, plan.k) * (2 * bytes_of_row(p, size_of(p.dtype)) +
                                                       bytes_of_row(p, size_of(sum_dtype(p))));
-  DealInput input{.areas = plan.areas,
-                  .ranks = plan.ranks,
-                  .seconds_per_element = (core::flops_per_element(p, Phase::forward) +
-                                          core::flops_per_element(p, Phase::backward)) /
-                                         plan.rates.flops,
-                  .owner_k = plan.owner_k};
-  for (std::size_t k = 0; k < chunks(plan.cuts_k); ++k) {
-    input.seconds_of_chunk.push_back(
-        row_bytes * static_cast<double>(plan.cuts_k[k + 1] - plan.cuts_k[k]) / plan.rates.bytes);
-  }
+  const DealInput input{.areas = plan.areas,
+                        .ranks = plan.ranks,
+                        .cuts_k = plan.cuts_k,
+                        .seconds_per_element = (core::flops_per_element(p, Phase::forward) +
+                                                core::flops_per_element(p, Phase::backward)) /
+                                               plan.rates.flops,
+                        .seconds_per_row = row_bytes / plan.rates.bytes,
+                        .owner_k = plan.owner_k};
   Dealt dealt = deal(input, plan.options.deal);
   plan.owner_q = std::move(dealt.owner);
   if (one_line) plan.owner_k = plan.owner_q;
@@ -161,22 +160,23 @@ void list_rows(PlanData& plan) {
   plan.keys.resize(ranks);
   plan.gathered.resize(ranks);
   plan.area.assign(ranks, 0);
+  std::vector<ChunkSet> sees(ranks, ChunkSet(chunks(plan.cuts_k)));
   for (std::size_t q = 0; q < chunks(plan.cuts_q); ++q) {
-    append(plan.rows[static_cast<std::size_t>(plan.owner_q[q])],
-           {plan.cuts_q[q], plan.cuts_q[q + 1]});
+    const auto r = static_cast<std::size_t>(plan.owner_q[q]);
+    append(plan.rows[r], {plan.cuts_q[q], plan.cuts_q[q + 1]});
+    for (const Areas::Run& run : plan.areas.rows[q]) {
+      plan.area[r] += run.area * static_cast<double>(run.size());
+      sees[r].insert(run.begin, run.end);
+    }
   }
   for (std::size_t k = 0; k < chunks(plan.cuts_k); ++k) {
-    const Rows rows{plan.cuts_k[k], plan.cuts_k[k + 1]};
-    append(plan.keys[static_cast<std::size_t>(plan.owner_k[k])], rows);
-    std::vector<bool> sees(ranks, false);
-    for (std::size_t q = 0; q < chunks(plan.cuts_q); ++q) {
-      const double area = plan.areas.of(q, k);
-      plan.area[static_cast<std::size_t>(plan.owner_q[q])] += area;
-      if (area > 0) sees[static_cast<std::size_t>(plan.owner_q[q])] = true;
-    }
-    for (std::size_t r = 0; r < ranks; ++r) {
-      if (sees[r]) append(plan.gathered[r], rows);
-    }
+    append(plan.keys[static_cast<std::size_t>(plan.owner_k[k])],
+           {plan.cuts_k[k], plan.cuts_k[k + 1]});
+  }
+  for (std::size_t r = 0; r < ranks; ++r) {
+    sees[r].visit_ranges([&](std::size_t begin, std::size_t end) {
+      append(plan.gathered[r], {plan.cuts_k[begin], plan.cuts_k[end]});
+    });
   }
 }
 

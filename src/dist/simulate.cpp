@@ -45,9 +45,11 @@ class Simulation {
     }
     work_.assign(ranks_, Times(chunks(plan.cuts_k), 0));
     for (std::size_t q = 0; q < chunks(plan.cuts_q); ++q) {
-      for (std::size_t k = 0; k < chunks(plan.cuts_k); ++k) {
-        work_[static_cast<std::size_t>(plan.owner_q[q])][k] +=
-            plan.areas.of(q, k) * seconds_per_element;
+      Times& of_rank = work_[static_cast<std::size_t>(plan.owner_q[q])];
+      for (const Areas::Run& run : plan.areas.rows[q]) {
+        for (std::size_t k = run.begin; k < run.end; ++k) {
+          of_rank[k] += run.area * seconds_per_element;
+        }
       }
     }
     for (Times* free : {&out_, &in_, &far_out_, &far_in_}) free->assign(ranks_, 0);

@@ -1,7 +1,9 @@
 // What plans of several ranks say and refuse.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -55,6 +57,51 @@ TEST(DistPlan, AWindowMovesItsNeighboursAlone) {
   EXPECT_EQ(plan.gathered(2), (std::vector<Rows>{{192, 384}}));
   EXPECT_GT(plan.bytes(1, 2, Phase::forward), 0);
   EXPECT_EQ(plan.bytes(0, 2, Phase::forward), 0);
+}
+
+// Sequences begin and end within chunks, and several lie in one.
+TEST(DistPlan, AreasAreThoseOfTheSequences) {
+  std::mt19937_64 random(1);
+  for (int ranks = 1; ranks <= 5; ++ranks) {
+    std::vector<std::int32_t> starts{0};
+    auto lengths = std::uniform_int_distribution<std::int32_t>(0, 300);
+    for (int b = 0; b < 9; ++b) starts.push_back(starts.back() + lengths(random));
+    Problem p = causal_problem(300);
+    p.batch = 9;
+    p.mask = {};
+    p.layout_q = p.layout_k = Layout::packed;
+    const Plan plan = make_plan(
+        p, ranks, {.chunk = 64, .lengths = {.cu_seqlens_q = starts, .cu_seqlens_k = starts}});
+    for (int r = 0; r < ranks; ++r) {
+      double area = 0;
+      RowList seen;
+      for (std::size_t b = 0; b + 1 < starts.size(); ++b) {
+        const Rows sequence{starts[b], starts[b + 1]};
+        const auto rows = count(common(plan.rows(r), {sequence}));
+        area += static_cast<double>(p.heads_q * rows * (sequence.end - sequence.begin));
+        if (rows > 0) append(seen, sequence);
+      }
+      EXPECT_EQ(plan.area(r), area) << "rank " << r << " of " << ranks;
+      EXPECT_EQ(count(common(plan.gathered(r), seen)), count(seen));
+      EXPECT_LE(count(plan.gathered(r)), count(seen) + 2 * 63 * 9);
+    }
+  }
+}
+
+// All pairs of 16384 chunks were in memory: 2 GB, which took 20 s.
+TEST(DistPlan, AreasOfThousandsOfRanksAreSmall) {
+  const auto peak_kilobytes = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  const long before = peak_kilobytes();
+  for (const auto& mask : {expr::Expr{}, causal()}) {
+    Problem p = causal_problem((std::int64_t{1} << 31) - 1);
+    p.mask = mask;
+    EXPECT_GT(make_plan(p, 4096, Options{}).balance(), 0.98);
+  }
+  EXPECT_LE(peak_kilobytes() - before, 512 << 10);
 }
 
 TEST(DistPlan, MasksAreWrittenAnewForTheRowsOfARank) {
