@@ -28,6 +28,8 @@ namespace {
 constexpr std::int64_t kChunksOfRank = 8, kChunksOfAll = 2048;
 // That a caller may ask for.
 constexpr std::int64_t kMostChunks = 4096;
+// Sequences whose places every rank lists.
+constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;
 // A chunk of a long sequence: whole tiles of rows and keys of every kernel.
 constexpr std::int64_t kChunkMultiple = 128;
 constexpr std::int64_t kLeastChunk = 16;
@@ -45,6 +47,9 @@ void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t ch
     throw Error(ErrorCode::unsupported, fmt::format("{}; accepted by attn::dist is {} (problem {})",
                                                     what, accepted, core::echo(p)));
   };
+  if (p.batch > kMostSequences) {
+    refuse(fmt::format("batch is {}", p.batch), "a batch of up to 1048576");
+  }
   if (p.layout_k == Layout::paged) refuse("layout_k is paged", "dense or packed");
   if (p.seqlen_prefix != 0) refuse(fmt::format("seqlen_prefix is {}", p.seqlen_prefix), "0");
   if (core::has_own_type_q(p)) refuse(fmt::format("type_q is {}", name(p.type_q)), "as_q");

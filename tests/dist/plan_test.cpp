@@ -151,6 +151,11 @@ TEST(DistPlan, RefusesByName) {
   EXPECT_NE(refusal(p, 2, {.chunk = -1}).find("chunk is -1"), std::string::npos);
   EXPECT_NE(refusal(causal_problem(8192), 2, {.chunk = 1}).find("chunk is 1 of 8192 rows"),
             std::string::npos);
+  Problem many = causal_problem(1);  // whose places would take 100 GB
+  many.heads_q = many.heads_k = 1;
+  many.batch = (std::int64_t{1} << 31) - 1;
+  EXPECT_NE(refusal(many, 2, {}, ErrorCode::unsupported).find("batch is 2147483647"),
+            std::string::npos);
   Problem typed = p;
   typed.type_k = CacheType::bf16;
   EXPECT_NE(refusal(typed, 2, {}, ErrorCode::unsupported).find("type_k is bf16"),
