@@ -34,6 +34,20 @@ TEST_F(CommandExplain, PagesStaySmall) {
   }
 }
 
+// Small tiles, looked at one by one, took a minute for 2000 terms.
+TEST_F(CommandExplain, LongMasksHaveFewerTiles) {
+  std::string mask = "key%64==query%64";
+  for (int level = 0; level < 7; ++level) mask = "(" + mask + "||" + mask + ")";
+  for (const auto& [text, has_small] :
+       {std::pair{std::string("key%64==query%64"), true}, std::pair{mask, false}}) {
+    const Result result = attn("explain 'n2048_d64_mask(" + text + ")' -o " + quoted("page.html"));
+    EXPECT_EQ(result.code, 0) << result.text();
+    const std::string page = load(path("page.html"));
+    EXPECT_EQ(page.find(R"({"block_q":8,"block_k":8,)") != std::string::npos, has_small);
+    EXPECT_NE(page.find(R"({"block_q":64,"block_k":64,)"), std::string::npos);
+  }
+}
+
 TEST_F(CommandExplain, OptionsReachThePage) {
   const Result result = attn(
       "explain b3_n64_h4_d8_causal --batch 2 --head 3 --block-q 16 --block-k 8 --phase backward "

@@ -8,6 +8,7 @@
 #include "command/command.hpp"
 #include "command/message.hpp"
 #include "core/cache_type.hpp"
+#include "core/text/echo.hpp"
 #include "explain/page.hpp"
 #include "explain/problem_json.hpp"
 #include "io/output_file.hpp"
@@ -25,15 +26,17 @@ struct ExplainOptions {
 // The finest tile map that the page has room for.
 std::string page_of(const explain::Request& request) {
   constexpr std::int64_t kMostCells = 64, kFewestCells = 8;
-  for (std::int64_t cells = kMostCells;; cells = cells * 3 / 4) {
-    std::string page =
-        explain::page(to_string(request.problem), explain::problem_json(request, cells));
+  explain::Json json = explain::problem_json(request, kMostCells);
+  for (std::int64_t cells = kMostCells;;) {
+    std::string page = explain::page(to_string(request.problem), json);
     if (page.size() <= explain::kMaxPageBytes) return page;
     if (cells < kFewestCells) {
       throw Error(ErrorCode::unsupported,
                   fmt::format("the page takes {} bytes; accepted are {} (problem {})", page.size(),
-                              explain::kMaxPageBytes, to_string(request.problem)));
+                              explain::kMaxPageBytes, core::echo(request.problem)));
     }
+    cells = cells * 3 / 4;
+    json["map"] = explain::map_json(request, cells);
   }
 }
 
@@ -49,21 +52,21 @@ int explain_problem(const ExplainOptions& options) {
   if (request.problem.seqlen_prefix > 0) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("seqlen_prefix is {}; accepted by explain is 0 (problem {})",
-                            request.problem.seqlen_prefix, to_string(request.problem)));
+                            request.problem.seqlen_prefix, core::echo(request.problem)));
   }
   if (core::has_own_types(request.problem) || core::has_own_type_q(request.problem)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("type_q is {}, type_k is {} and type_v is {}; accepted by explain is "
                             "as_q (problem {})",
                             name(request.problem.type_q), name(request.problem.type_k),
-                            name(request.problem.type_v), to_string(request.problem)));
+                            name(request.problem.type_v), core::echo(request.problem)));
   }
   if (!options.algorithm.empty()) request.algorithm = parse_algorithm(options.algorithm);
   const std::string page = page_of(request);
   io::OutputFile file(options.output);
   file.write(page);
   file.commit();
-  fmt::print("page of {} written to {}\n", to_string(request.problem), shown(options.output));
+  fmt::print("page of {} written to {}\n", core::echo(request.problem), shown(options.output));
   return kOk;
 }
 

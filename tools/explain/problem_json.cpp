@@ -108,13 +108,21 @@ Json plan_part(const Plan& plan) {
           {"reasons", plan.reasons}};
 }
 
-// Block sizes of the sliders: powers of two up to the length that give at most 256 tiles each way,
-// so that even a mask about which nothing is proven takes half a second at most.
-std::vector<std::int64_t> sizes(std::int64_t length, std::int64_t chosen) {
-  constexpr std::int64_t kSmallest = 8, kLargest = 4096, kMostTiles = 256;
+// Tiles each way that are counted at most: 256, and fewer for masks of more than 64 nodes, so that
+// even a mask about which nothing is proven takes half a second at most for a pair of block sizes.
+std::int64_t most_tiles(const expr::Expr& mask) {
+  constexpr std::int64_t kMost = 256, kMostVisits = kMost * kMost * 64;  // of nodes
+  std::int64_t most = kMost;
+  while (!mask.empty() && most > 1 && most * most * mask.node().size > kMostVisits) most /= 2;
+  return most;
+}
+
+// Block sizes of the sliders: powers of two up to the length, of which so many tiles cover it.
+std::vector<std::int64_t> sizes(std::int64_t length, std::int64_t chosen, std::int64_t most) {
+  constexpr std::int64_t kSmallest = 8, kLargest = 4096;
   std::set<std::int64_t> result{chosen};
   for (std::int64_t size = kSmallest; size <= kLargest; size *= 2) {
-    if (length <= size * kMostTiles) result.insert(size);
+    if (length <= size * most) result.insert(size);
     if (size >= length) break;
   }
   return {result.begin(), result.end()};
@@ -126,8 +134,9 @@ Json all_tilings(const Problem& p, Scores scores, const Tiling& chosen) {
   const bool by_head = !p.mask.empty() && expr::depends_on(p.mask, expr::Op::head);
   const std::int64_t weight = (by_batch ? 1 : p.batch) * (by_head ? 1 : p.heads_q);
   Json rows = Json::array();
-  for (const std::int64_t block_q : sizes(p.seqlen_q, chosen.block_q)) {
-    for (const std::int64_t block_k : sizes(p.seqlen_k, chosen.block_k)) {
+  const std::int64_t most = most_tiles(p.mask);
+  for (const std::int64_t block_q : sizes(p.seqlen_q, chosen.block_q, most)) {
+    for (const std::int64_t block_k : sizes(p.seqlen_k, chosen.block_k, most)) {
       TileCounts total;
       for (std::int64_t b = 0; b < (by_batch ? p.batch : 1); ++b) {
         for (std::int64_t h = 0; h < (by_head ? p.heads_q : 1); ++h) {
@@ -158,30 +167,45 @@ Json memories() {
   return list;
 }
 
+// What the parts of the page are made of. The request has been checked.
+struct Shown {
+  explicit Shown(const Request& r) : data(small_case(r.problem), r.seed), plan(plan_of(r)) {
+    const auto block = [](std::int64_t asked, std::int64_t planned) {
+      return asked > 0 ? asked : planned > 0 ? planned : kReferenceBlock;
+    };
+    scores = {.mask = r.problem.mask,
+              .buffers = data.inputs.buffers,
+              .batch = static_cast<std::int32_t>(r.batch),
+              .head = static_cast<std::int32_t>(r.head),
+              .seqlen_q = static_cast<std::int32_t>(r.problem.seqlen_q),
+              .seqlen_k = static_cast<std::int32_t>(r.problem.seqlen_k)};
+    tiling = {block(r.block_q, plan.block_q), block(r.block_k, plan.block_k)};
+  }
+
+  verify::CaseData data;
+  Plan plan;
+  Scores scores{};
+  Tiling tiling{};
+};
+
 }  // namespace
 
 Json problem_json(const Request& r, std::int64_t max_cells) {
   check(r);
-  const Problem& p = r.problem;
-  const verify::CaseData data(small_case(p), r.seed);
-  const Scores scores{.mask = p.mask,
-                      .buffers = data.inputs.buffers,
-                      .batch = static_cast<std::int32_t>(r.batch),
-                      .head = static_cast<std::int32_t>(r.head),
-                      .seqlen_q = static_cast<std::int32_t>(p.seqlen_q),
-                      .seqlen_k = static_cast<std::int32_t>(p.seqlen_k)};
-  const Plan plan = plan_of(r);
-  const auto block = [](std::int64_t asked, std::int64_t planned) {
-    return asked > 0 ? asked : planned > 0 ? planned : kReferenceBlock;
-  };
-  const Tiling tiling{block(r.block_q, plan.block_q), block(r.block_k, plan.block_k)};
-  return {{"problem", problem_part(r, data.inputs.buffers)},
-          {"plan", plan_part(plan)},
-          {"map", tile_map(scores, tiling, max_cells)},
-          {"tilings", all_tilings(p, scores, tiling)},
-          {"sample", sample(p, scores, r.seed)},
+  const Shown shown(r);
+  return {{"problem", problem_part(r, shown.data.inputs.buffers)},
+          {"plan", plan_part(shown.plan)},
+          {"map", tile_map(shown.scores, shown.tiling, max_cells)},
+          {"tilings", all_tilings(r.problem, shown.scores, shown.tiling)},
+          {"sample", sample(r.problem, shown.scores, r.seed)},
           {"memories", memories()},
           {"sources", source_lines_json()}};
+}
+
+Json map_json(const Request& r, std::int64_t max_cells) {
+  check(r);
+  const Shown shown(r);
+  return tile_map(shown.scores, shown.tiling, max_cells);
 }
 
 }  // namespace attn::explain

@@ -24,5 +24,7 @@ struct Request {
 // query or key, a batch or head that it does not have; what make_plan() throws;
 // Error(out_of_memory) where the problem declares larger buffers than can be made up.
 Json problem_json(const Request& request, std::int64_t max_cells);
+// Its "map" alone, of another number of cells.
+Json map_json(const Request& request, std::int64_t max_cells);
 
 }  // namespace attn::explain
