@@ -24,6 +24,9 @@ Chunks chunks_in(const Cuts& cuts, std::int64_t begin, std::int64_t end) {
   return {static_cast<std::size_t>(first), static_cast<std::size_t>(last)};
 }
 
+// Where the mask tells more heads apart, some are counted as one.
+constexpr std::int64_t kHeadGroups = 1024;
+
 using Runs = std::vector<Areas::Run>;
 
 void append(Runs& runs, Areas::Run run) {
@@ -65,13 +68,8 @@ Runs sum(const Runs& a, const Runs& b) {
 class Counter {
  public:
   Counter(const expr::Expr& mask, const expr::Bindings& buffers, const Side& q, const Side& k,
-          const Cuts& cuts_q, const Cuts& cuts_k, std::size_t batch, double weight, Areas& areas)
-      : mask_(mask),
-        buffers_(buffers),
-        cuts_q_(cuts_q),
-        cuts_k_(cuts_k),
-        weight_(weight),
-        areas_(areas) {
+          const Cuts& cuts_q, const Cuts& cuts_k, std::size_t batch, Areas& areas)
+      : mask_(mask), buffers_(buffers), cuts_q_(cuts_q), cuts_k_(cuts_k), areas_(areas) {
     start_q_ = q.start[batch];
     start_k_ = k.start[batch];
     end_q_ = start_q_ + q.used[batch];
@@ -81,7 +79,9 @@ class Counter {
     tile_.seqlen_k = static_cast<std::int32_t>(k.used[batch]);
   }
 
-  void heads(std::int64_t first, std::int64_t last) {
+  // weight: of a pair that some of these heads see.
+  void heads(std::int64_t first, std::int64_t last, double weight) {
+    weight_ = weight;
     tile_.head_min = static_cast<std::int32_t>(first);
     tile_.head_max = static_cast<std::int32_t>(last);
     const Chunks q = chunks_in(cuts_q_, start_q_, end_q_);
@@ -169,7 +169,7 @@ class Counter {
   const expr::Bindings& buffers_;
   const Cuts& cuts_q_;
   const Cuts& cuts_k_;
-  double weight_;
+  double weight_ = 0;
   Areas& areas_;
   std::int64_t start_q_ = 0, end_q_ = 0, start_k_ = 0, end_k_ = 0;
   expr::Tile tile_;
@@ -196,10 +196,11 @@ Areas count_areas(const Problem& p, const expr::Expr& mask, const expr::Bindings
       one_serves ? std::min<std::size_t>(q.start.size(), 1) : q.start.size();
   for (std::size_t b = 0; b < sequences; ++b) {
     const double alike = one_serves ? static_cast<double>(p.batch) : 1;
-    const double weight = by_head ? alike : alike * static_cast<double>(p.heads_q);
-    Counter counter(mask, buffers, q, k, cuts_q, cuts_k, b, weight, areas);
-    for (std::int64_t h = 0; h < (by_head ? p.heads_q : 1); ++h) {
-      counter.heads(h, h);
+    Counter counter(mask, buffers, q, k, cuts_q, cuts_k, b, areas);
+    const std::int64_t groups = by_head ? std::min(p.heads_q, kHeadGroups) : 1;
+    for (std::int64_t g = 0; g < groups; ++g) {
+      const std::int64_t first = p.heads_q * g / groups, end = p.heads_q * (g + 1) / groups;
+      counter.heads(first, by_head ? end - 1 : first, alike * static_cast<double>(end - first));
     }
   }
   return areas;

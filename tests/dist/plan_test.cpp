@@ -104,6 +104,16 @@ TEST(DistPlan, AreasOfThousandsOfRanksAreSmall) {
   EXPECT_LE(peak_kilobytes() - before, 512 << 10);
 }
 
+TEST(DistPlan, ManyHeadsAreCountedInGroups) {
+  Problem p = causal_problem(64);
+  p.heads_q = p.heads_k = 2147483647;
+  p.mask = expr::symbols().head >= 0;
+  EXPECT_EQ(make_plan(p, 1, Options{}).area(0), 2147483647.0 * 64 * 64);
+  p.heads_q = p.heads_k = 4;
+  p.mask = expr::symbols().head >= 3;
+  EXPECT_EQ(make_plan(p, 1, Options{}).area(0), 64 * 64);
+}
+
 TEST(DistPlan, MasksAreWrittenAnewForTheRowsOfARank) {
   const Plan plan = make_plan(causal_problem(256), 2, {.deal = Deal::zigzag, .chunk = 64});
   const PlanData& data = plan.data();
