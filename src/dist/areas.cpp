@@ -27,9 +27,9 @@ Chunks chunks_in(const Cuts& cuts, std::int64_t begin, std::int64_t end) {
 // Where the mask tells more heads apart, some are counted as one.
 constexpr std::int64_t kHeadGroups = 1024;
 
-using Runs = std::vector<Areas::Run>;
+using AreaRuns = std::vector<Areas::Run>;
 
-void append(Runs& runs, Areas::Run run) {
+void append(AreaRuns& runs, Areas::Run run) {
   if (run.begin == run.end) return;
   if (!runs.empty() && runs.back().end == run.begin && runs.back().area == run.area) {
     runs.back().end = run.end;
@@ -39,12 +39,12 @@ void append(Runs& runs, Areas::Run run) {
 }
 
 // The areas of both, summed where they overlap.
-Runs sum(const Runs& a, const Runs& b) {
+AreaRuns sum(const AreaRuns& a, const AreaRuns& b) {
   if (a.empty()) return b;
-  Runs both;
+  AreaRuns both;
   std::size_t i = 0, j = 0;
   for (std::size_t at = 0; i < a.size() || j < b.size();) {
-    const auto begin = [at](const Runs& runs, std::size_t index) {
+    const auto begin = [at](const AreaRuns& runs, std::size_t index) {
       return index < runs.size() ? std::max(at, runs[index].begin) : std::size_t(-1);
     };
     at = std::min(begin(a, i), begin(b, j));
@@ -174,7 +174,7 @@ class Counter {
   std::int64_t start_q_ = 0, end_q_ = 0, start_k_ = 0, end_k_ = 0;
   expr::Tile tile_;
   std::size_t first_ = 0;  // chunk of queries of the sequence
-  std::vector<Runs> rows_;
+  std::vector<AreaRuns> rows_;
 };
 
 }  // namespace
