@@ -1,7 +1,9 @@
 // 8-bit floats by their bits (Open Compute Project, OFP8, 2023), for the reference and for tests.
 #pragma once
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -9,7 +11,8 @@
 
 namespace attn::core {
 
-inline double float8_value(std::uint8_t bits, Float8 format) {
+// The number of a code by the definition; float8_value has it from a table.
+inline double computed_float8_value(std::uint8_t bits, Float8 format) {
   const bool e4m3 = format == Float8::e4m3;
   const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
   const int magnitude = bits & 0x7f, exponent = magnitude >> mantissa_bits;
@@ -23,6 +26,19 @@ inline double float8_value(std::uint8_t bits, Float8 format) {
                               : std::numeric_limits<double>::quiet_NaN();
   }
   return bits >> 7 != 0 ? -value : value;
+}
+
+using Float8Values = std::array<double, 256>;  // of each code
+inline Float8Values float8_values(Float8 format) {
+  Float8Values values{};
+  for (std::size_t bits = 0; bits < values.size(); ++bits) {
+    values[bits] = computed_float8_value(static_cast<std::uint8_t>(bits), format);
+  }
+  return values;
+}
+inline double float8_value(std::uint8_t bits, Float8 format) {
+  static const Float8Values e4m3 = float8_values(Float8::e4m3), e5m2 = float8_values(Float8::e5m2);
+  return format == Float8::e4m3 ? e4m3[bits] : e5m2[bits];
 }
 
 // The bits of the number nearest to x, ties to even; the largest number where x is larger.
