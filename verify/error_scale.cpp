@@ -26,6 +26,7 @@ using reference::DropoutPlaces;
 using reference::Head;
 using reference::Matrix;
 using reference::Row;
+using reference::VisibleKeys;
 
 // Below it the errors of a term are no longer relative to it. f16: where its precision begins to
 // fall. Otherwise 2^24 times that of float, so that one unit in the last place of float of it is
@@ -54,29 +55,39 @@ double float_share(DType dtype) {
 bool hidden(double t) { return std::isinf(t) && t < 0; }
 
 Head<double> head_of(const Problem& problem, const Inputs& inputs, const core::Sequence& sequence,
-                     const DropoutPlaces& places, std::int64_t h) {
-  return {problem, inputs, sequence, reference::rounding(reference::Precision::f64, problem.dtype),
-          {},      places, h};
+                     const DropoutPlaces& places, const VisibleKeys* visible, std::int64_t h) {
+  const reference::Rounding exact = reference::rounding(reference::Precision::f64, problem.dtype);
+  return {problem, inputs, sequence, exact, {}, places, visible, h};
 }
 
 void root_all(Matrix<double>& squares) {
   for (double& x : squares.data) x = std::sqrt(x);
 }
 
-// The square of what S_j is off by: its own rounding, and those of the partial sums of q.k_j, which
-// may be far larger than S_j, and no less than those of its products. Errors of many sums are
-// evenly spread over half a unit and partly cancel: they count half. Example: 64 products of 1 and
-// -1 in turn have partial sums of 1 and 0 and count 64; 64 of 1 have sums of 1 to 64, and half the
-// root of the sum of their squares is 150.
-double product_square(const Head<double>& head, std::int64_t i, std::int64_t j, double s) {
-  double products = 0, sum = 0, sums = 0;
+// The square of what each S_j of a row is off by: its own rounding, and those of the partial sums
+// of q.k_j, which may be far larger than S_j, and no less than those of its products. Errors of
+// many sums are evenly spread over half a unit and partly cancel: they count half. Example: 64
+// products of 1 and -1 in turn have partial sums of 1 and 0 and count 64; 64 of 1 have sums of 1 to
+// 64, and half the root of the sum of their squares is 150.
+std::vector<double> product_squares(const Head<double>& head, std::int64_t i,
+                                    const Row<double>& row) {
+  const std::size_t n = row.s.size();
+  std::vector<double> products(n), sum(n), sums(n);
   for (std::int64_t c = 0; c < head.problem.head_dim; ++c) {
-    const double product = head.q[i][c] * head.k[j][c];
-    sum += product;
-    products += square(product);
-    sums += square(sum);
+    const double q = head.q[i][c];
+    const double* const k = head.k_transposed[c];
+    for (std::size_t j = 0; j < n; ++j) {
+      const double product = q * k[j];
+      sum[j] += product;
+      products[j] += square(product);
+      sums[j] += square(sum[j]);
+    }
   }
-  return square(head.problem.scale()) * std::max(products, sums / 4) + square(s);
+  const double square_of_scale = square(head.problem.scale());
+  for (std::size_t j = 0; j < n; ++j) {
+    products[j] = square_of_scale * std::max(products[j], sums[j] / 4) + square(row.s[j]);
+  }
+  return products;
 }
 
 // The square of what an expression is off by, without its own rounding: as its operations are
@@ -97,15 +108,15 @@ std::vector<ScoreSquares> score_squares(const Head<double>& head, std::int64_t i
                                         const Row<double>& row,
                                         std::optional<RoundedExpression>& score) {
   std::vector<ScoreSquares> out(row.t.size());
+  const std::vector<double> products = product_squares(head, i, row);
   for (std::size_t j = 0; j < out.size(); ++j) {
     if (hidden(row.t[j])) continue;
-    const auto key = static_cast<std::int64_t>(j);
-    const double products = product_square(head, i, key, row.s[j]);
-    double of_s = products;
+    double of_s = products[j];
     if (score) {
-      of_s = formula_square(score->at(head.point(i, key, row.s[j]), head.inputs.buffers), products);
+      const expr::Point at = head.point(i, static_cast<std::int64_t>(j), row.s[j]);
+      of_s = formula_square(score->at(at, head.inputs.buffers), products[j]);
     }
-    out[j] = {products, of_s + square(row.t[j])};
+    out[j] = {products[j], of_s + square(row.t[j])};
   }
   return out;
 }
@@ -154,12 +165,13 @@ double lse_scale(const Row<double>& row, const std::vector<double>& p,
 class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const OutputGradients& d_outputs,
-           const Gradients& scales, const DropoutPlaces& places)
+           const Gradients& scales, const DropoutPlaces& places, const VisibleKeys* visible)
       : problem_(problem),
         inputs_(inputs),
         d_outputs_(d_outputs),
         scales_(scales),
         places_(places),
+        visible_(visible),
         float_share_(float_share(problem.dtype)),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) {
@@ -178,7 +190,7 @@ class Backward {
         Sums dk(sequence.length_k, problem_.head_dim);
         Sums dv(sequence.length_k, problem_.head_dim_v);
         for (std::int64_t h = head_k * group; h < (head_k + 1) * group; ++h) {
-          query_head(head_of(problem_, inputs_, sequence, places_, h), dk, dv);
+          query_head(head_of(problem_, inputs_, sequence, places_, visible_, h), dk, dv);
         }
         store_like_k(dk.roots(), scales_.dk, sequence, head_k);
         store_like_k(dv.roots(), scales_.dv, sequence, head_k);
@@ -376,6 +388,7 @@ class Backward {
   const OutputGradients& d_outputs_;
   const Gradients& scales_;
   DropoutPlaces places_;
+  const VisibleKeys* visible_;
   double float_share_;
   std::optional<RoundedExpression> score_, d_score_;
   SumOverRows d_sink_;
@@ -388,13 +401,12 @@ class Backward {
 // scores, each of which counts as the largest that it may be, cancel.
 void add_errors_of_scores(const Head<double>& head, std::int64_t i, const Row<double>& row,
                           const std::vector<double>& p, const std::vector<double>& o,
-                          std::optional<RoundedExpression>& score, double* squares) {
+                          const std::vector<ScoreSquares>& of_scores, double* squares) {
   constexpr double kFewKeys = 16;
   double weight = 0;
   for (const double x : p) weight += square(x);
   if (weight * kFewKeys < 1 || is_far(row)) return;
   const double share = float_share(head.problem.dtype);
-  const std::vector<ScoreSquares> of_scores = score_squares(head, i, row, score);
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (hidden(row.t[j])) continue;
     const auto key = static_cast<std::int64_t>(j);
@@ -409,14 +421,14 @@ void add_errors_of_scores(const Head<double>& head, std::int64_t i, const Row<do
 }  // namespace
 
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales,
-                          const DropoutPlaces& places) {
+                          const DropoutPlaces& places, const VisibleKeys* visible) {
   const double smallest = smallest_term(problem.dtype);
   std::optional<RoundedExpression> score;
   if (!problem.score.empty()) score.emplace(problem.score);
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      Head<double> head = head_of(problem, inputs, sequence, places, h);
+      Head<double> head = head_of(problem, inputs, sequence, places, visible, h);
       core::LseRow lse{};
       if (scales.lse.given()) lse = core::lse_row(problem, inputs, scales.lse, batch, h);
       Matrix<double> squares(sequence.length_q, problem.head_dim_v);
@@ -427,9 +439,9 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
         head.gather(i);
         const Row<double> row = score_row(head, i, {}, nullptr);
         const std::vector<double> p = softmax_of_row(head, row);
+        const std::vector<ScoreSquares> of_scores = score_squares(head, i, row, score);
         if (lse.base != nullptr) {
-          core::store_element(lse.base + i * lse.stride, DType::f64,
-                              lse_scale(row, p, score_squares(head, i, row, score)));
+          core::store_element(lse.base + i * lse.stride, DType::f64, lse_scale(row, p, of_scores));
         }
         std::vector<double> o(static_cast<std::size_t>(problem.head_dim_v));
         for (std::size_t j = 0; j < p.size(); ++j) {
@@ -445,7 +457,7 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
         for (std::size_t c = 0; c < o.size(); ++c) {
           squares[i][static_cast<std::int64_t>(c)] += square(o[c]);
         }
-        add_errors_of_scores(head, i, row, p, o, score, squares[i]);
+        add_errors_of_scores(head, i, row, p, o, of_scores, squares[i]);
       }
       root_all(squares);
       store_matrix(squares, core::rows_like_q(problem, inputs, scales.o, batch), DType::f64, h,
@@ -456,8 +468,8 @@ void forward_error_scales(const Problem& problem, const Inputs& inputs, const Ou
 
 void backward_error_scales(const Problem& problem, const Inputs& inputs,
                            const OutputGradients& d_outputs, const Gradients& scales,
-                           const DropoutPlaces& places) {
-  Backward(problem, inputs, d_outputs, scales, places).run();
+                           const DropoutPlaces& places, const VisibleKeys* visible) {
+  Backward(problem, inputs, d_outputs, scales, places, visible).run();
 }
 
 }  // namespace attn::verify

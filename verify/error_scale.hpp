@@ -16,11 +16,13 @@ namespace attn::verify {
 // former are a tenth of those of the latter. Sums over rows, dsink and the gradients of buffers,
 // are off by what rounding O and P to the type of the problem does to the rows (sum_over_rows.hpp);
 // u is then at least the largest relative error of that rounding. scales: f64, of the shapes of
-// outputs and gradients, LSE optional.
+// outputs and gradients, LSE optional. visible: of the problem, or null.
 void forward_error_scales(const Problem& problem, const Inputs& inputs, const Outputs& scales,
-                          const reference::DropoutPlaces& places = {});
+                          const reference::DropoutPlaces& places = {},
+                          const reference::VisibleKeys* visible = nullptr);
 void backward_error_scales(const Problem& problem, const Inputs& inputs,
                            const OutputGradients& d_outputs, const Gradients& scales,
-                           const reference::DropoutPlaces& places = {});
+                           const reference::DropoutPlaces& places = {},
+                           const reference::VisibleKeys* visible = nullptr);
 
 }  // namespace attn::verify

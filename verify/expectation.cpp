@@ -17,6 +17,7 @@ namespace {
 using reference::DropoutPlaces;
 using reference::Order;
 using reference::Precision;
+using reference::VisibleKeys;
 
 // The yardsticks that a result is measured by; the largest error of them counts. 16-bit problems: S
 // and P rounded, P alone, or both held in float, as all are common. In float several orders of
@@ -197,7 +198,7 @@ void measure(const std::vector<Named>& standard, const Yardstick& yardstick, boo
 
 void measure_forward(const Problem& problem, const Inputs& inputs,
                      const std::vector<Yardstick>& yardsticks, std::vector<Expected>& expected,
-                     const DropoutPlaces& places) {
+                     const DropoutPlaces& places, const VisibleKeys& visible) {
   Memory memory;
   Outputs standard;
   Expected* largest_scores = nullptr;
@@ -211,14 +212,15 @@ void measure_forward(const Problem& problem, const Inputs& inputs,
   const bool rounds = may_round_scores(problem);
   for (const Yardstick& yardstick : yardsticks) {
     if (yardstick.stored_o) continue;
-    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order, places);
+    reference::forward(problem, inputs, standard, yardstick.precision, yardstick.order, places,
+                       &visible);
     measure(list(standard), yardstick, rounds, expected);
     // Which of the scores of standard attention is the largest is chance, so the largest error of
     // any of them is what a largest score may be off by.
     if (largest_scores == nullptr || !measures_maximum(yardstick, kMaxLogit, rounds)) continue;
     largest_scores->standard_error =
         std::max(largest_scores->standard_error,
-                 score_error(problem, inputs, yardstick.precision, yardstick.order));
+                 score_error(problem, inputs, yardstick.precision, yardstick.order, &visible));
   }
 }
 
@@ -230,7 +232,8 @@ Tensor like(Memory& memory, const std::vector<Expected>& expected, std::string_v
 
 void measure_backward(const Problem& problem, const Inputs& inputs,
                       const OutputGradients& d_outputs, const std::vector<Yardstick>& yardsticks,
-                      std::vector<Expected>& expected, const DropoutPlaces& places) {
+                      std::vector<Expected>& expected, const DropoutPlaces& places,
+                      const VisibleKeys& visible) {
   Memory memory;
   Gradients standard{.dq = like(memory, expected, "dq"),
                      .dk = like(memory, expected, "dk"),
@@ -246,12 +249,12 @@ void measure_backward(const Problem& problem, const Inputs& inputs,
   Outputs stored;
   if (std::ranges::any_of(yardsticks, &Yardstick::stored_o)) {
     stored.o = memory.like(d_outputs.o, problem.dtype);
-    reference::forward(problem, inputs, stored, Precision::f64, {}, places);
+    reference::forward(problem, inputs, stored, Precision::f64, {}, places, &visible);
   }
   for (const Yardstick& yardstick : yardsticks) {
     if (yardstick.forward_only) continue;
     reference::backward(problem, inputs, yardstick.stored_o ? stored : Outputs{}, d_outputs,
-                        standard, yardstick.precision, yardstick.order, places);
+                        standard, yardstick.precision, yardstick.order, places, &visible);
     measure(list(standard), yardstick, rounds, expected);
   }
 }
@@ -267,40 +270,47 @@ std::vector<Expected> expect_forward(const Problem& problem, const Inputs& input
                                      const Outputs& got, std::int64_t orders,
                                      const DropoutPlaces& places) {
   Memory memory;
+  const VisibleKeys visible(problem, inputs);
   // The reference computes LSE with O.
   const Outputs exact = memory.like(got), scales = memory.like(got);
-  reference::forward(problem, inputs, exact, Precision::f64, {}, places);
-  forward_error_scales(problem, inputs, scales, places);
+  reference::forward(problem, inputs, exact, Precision::f64, {}, places, &visible);
+  forward_error_scales(problem, inputs, scales, places, &visible);
   std::vector<Expected> expected = expected_of(problem, list(got), list(exact), list(scales));
-  measure_forward(problem, inputs, orders, expected, places);
+  measure_forward(problem, inputs, yardsticks(problem.dtype, orders), expected, places, visible);
   return expected;
 }
 
 void measure_forward(const Problem& problem, const Inputs& inputs, std::int64_t orders,
                      std::vector<Expected>& expected, const DropoutPlaces& places) {
-  measure_forward(problem, inputs, yardsticks(problem.dtype, orders), expected, places);
+  measure_forward(problem, inputs, yardsticks(problem.dtype, orders), expected, places,
+                  VisibleKeys(problem, inputs));
 }
 
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           std::vector<Expected>& expected, const DropoutPlaces& places) {
-  measure_forward(problem, inputs, tensor_core_yardsticks(problem), expected, places);
+  measure_forward(problem, inputs, tensor_core_yardsticks(problem), expected, places,
+                  VisibleKeys(problem, inputs));
 }
 
 void measure_tensor_cores(const Problem& problem, const Inputs& inputs,
                           const OutputGradients& d_outputs, std::vector<Expected>& expected,
                           const DropoutPlaces& places) {
-  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem), expected, places);
+  measure_backward(problem, inputs, d_outputs, tensor_core_yardsticks(problem), expected, places,
+                   VisibleKeys(problem, inputs));
 }
 
 std::vector<Expected> expect_backward(const Problem& problem, const Inputs& inputs,
                                       const OutputGradients& d_outputs, const Gradients& got,
                                       std::int64_t orders, const DropoutPlaces& places) {
   Memory memory;
+  const VisibleKeys visible(problem, inputs);
   const Gradients gradients = memory.like(got), scales = memory.like(got);
-  reference::backward(problem, inputs, {}, d_outputs, gradients, Precision::f64, {}, places);
-  backward_error_scales(problem, inputs, d_outputs, scales, places);
+  reference::backward(problem, inputs, {}, d_outputs, gradients, Precision::f64, {}, places,
+                      &visible);
+  backward_error_scales(problem, inputs, d_outputs, scales, places, &visible);
   std::vector<Expected> expected = expected_of(problem, list(got), list(gradients), list(scales));
-  measure_backward(problem, inputs, d_outputs, yardsticks(problem.dtype, orders), expected, places);
+  measure_backward(problem, inputs, d_outputs, yardsticks(problem.dtype, orders), expected, places,
+                   visible);
   return expected;
 }
 

@@ -16,15 +16,15 @@ using reference::Precision;
 // Exact: the type of the reference; Real: that of the yardstick.
 template <class Exact, class Real>
 double score_error_as(const Problem& problem, const Inputs& inputs, Precision precision,
-                      Order order) {
+                      Order order, const reference::VisibleKeys* visible) {
   const reference::Rounding exact_rounding = reference::rounding(Precision::f64, problem.dtype);
   const reference::Rounding rounding = reference::rounding(precision, problem.dtype);
   double worst = 0;
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      Head<Exact> exact(problem, inputs, sequence, exact_rounding, {}, {}, h);
-      Head<Real> standard(problem, inputs, sequence, rounding, order, {}, h);
+      Head<Exact> exact(problem, inputs, sequence, exact_rounding, {}, {}, visible, h);
+      Head<Real> standard(problem, inputs, sequence, rounding, order, {}, visible, h);
       for (std::int64_t i = 0; i < sequence.length_q; ++i) {
         exact.gather(i);
         standard.gather(i);
@@ -42,11 +42,12 @@ double score_error_as(const Problem& problem, const Inputs& inputs, Precision pr
 
 }  // namespace
 
-double score_error(const Problem& problem, const Inputs& inputs, Precision precision, Order order) {
+double score_error(const Problem& problem, const Inputs& inputs, Precision precision, Order order,
+                   const reference::VisibleKeys* visible) {
   if (problem.dtype == DType::f64) {
-    return score_error_as<long double, double>(problem, inputs, Precision::f64, order);
+    return score_error_as<long double, double>(problem, inputs, Precision::f64, order, visible);
   }
-  return score_error_as<double, float>(problem, inputs, precision, order);
+  return score_error_as<double, float>(problem, inputs, precision, order, visible);
 }
 
 }  // namespace attn::verify

@@ -40,7 +40,7 @@ class Backward {
  public:
   Backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
            const OutputGradients& d_outputs, const Gradients& gradients, Rounding rounding,
-           Order order, const DropoutPlaces& places)
+           Order order, const DropoutPlaces& places, const VisibleKeys* visible)
       : problem_(problem),
         inputs_(inputs),
         outputs_(outputs),
@@ -49,6 +49,7 @@ class Backward {
         rounding_(rounding),
         order_(order),
         places_(places),
+        visible_(visible),
         d_sink_(static_cast<std::size_t>(problem.heads_q)) {
     if (!problem.score.empty()) d_score_ = expr::derivative(problem.score);
     for (const auto& [name, tensor] : gradients.buffers) {
@@ -107,7 +108,7 @@ class Backward {
     Matrix<Real> d_o, o, v_transposed, dq;  // o: without rows where it is not given
 
     QueryHead(const Backward& b, const core::Sequence& sequence, std::int64_t h)
-        : head(b.problem_, b.inputs_, sequence, b.rounding_, b.order_, b.places_, h),
+        : head(b.problem_, b.inputs_, sequence, b.rounding_, b.order_, b.places_, b.visible_, h),
           d_o(load_matrix<Real>(
               core::rows_like_q(b.problem_, b.inputs_, b.d_outputs_.o, sequence.batch),
               b.d_outputs_.o.dtype, h, sequence.length_q, b.problem_.head_dim_v)),
@@ -268,6 +269,7 @@ class Backward {
   Rounding rounding_;
   Order order_;
   DropoutPlaces places_;
+  const VisibleKeys* visible_;
   expr::Expr d_score_;
   std::vector<Real> d_sink_;
   std::vector<BufferGradient<Real>> d_buffers_;
@@ -277,18 +279,18 @@ class Backward {
 
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients, Precision precision,
-              Order order, const DropoutPlaces& places) {
+              Order order, const DropoutPlaces& places, const VisibleKeys* visible) {
   if (precision == Precision::f64 && problem.dtype == DType::f64) {
     Backward<long double>(problem, inputs, outputs, d_outputs, gradients,
-                          rounding(precision, problem.dtype), order, places)
+                          rounding(precision, problem.dtype), order, places, visible)
         .run();
   } else if (precision == Precision::f64 || problem.dtype == DType::f64) {
     Backward<double>(problem, inputs, outputs, d_outputs, gradients,
-                     rounding(Precision::f64, problem.dtype), order, places)
+                     rounding(Precision::f64, problem.dtype), order, places, visible)
         .run();
   } else {
     Backward<float>(problem, inputs, outputs, d_outputs, gradients,
-                    rounding(precision, problem.dtype), order, places)
+                    rounding(precision, problem.dtype), order, places, visible)
         .run();
   }
 }

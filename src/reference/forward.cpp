@@ -55,28 +55,49 @@ void forward_head(Head<Real> head, const Outputs& outputs) {
 
 template <class Real>
 void forward_as(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-                Rounding rounding, Order order, const DropoutPlaces& places) {
+                Rounding rounding, Order order, const DropoutPlaces& places,
+                const VisibleKeys* visible) {
   core::MaxLogit(outputs.max_logit).clear();
   for (std::int64_t batch = 0; batch < core::cleared_sequences(problem); ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      forward_head(Head<Real>(problem, inputs, sequence, rounding, order, places, h), outputs);
+      forward_head(Head<Real>(problem, inputs, sequence, rounding, order, places, visible, h),
+                   outputs);
     }
   }
 }
 
 }  // namespace
 
+VisibleKeys::VisibleKeys(const Problem& problem, const Inputs& inputs)
+    : heads_(depends_on(problem.mask, expr::Op::head) ? problem.heads_q : 1) {
+  if (problem.mask.empty() || problem.key_list > 0) return;
+  for (std::int64_t batch = 0; batch < core::cleared_sequences(problem); ++batch) {
+    const core::Sequence sequence = core::sequence(problem, inputs, batch);
+    sequences_.push_back({sequence.length_q, sequence.length_k, {}});
+    OfSequence& keys = sequences_.back();
+    for (std::int64_t h = 0; h < heads_; ++h) {
+      for (std::int64_t i = 0; i < keys.rows; ++i) {
+        for (std::int64_t j = 0; j < keys.columns; ++j) {
+          keys.visible.push_back(in_mask(problem, inputs, point_of(sequence, h, i, j, 0)));
+        }
+      }
+    }
+  }
+}
+
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
-             Precision precision, Order order, const DropoutPlaces& places) {
+             Precision precision, Order order, const DropoutPlaces& places,
+             const VisibleKeys* visible) {
   if (precision == Precision::f64 && problem.dtype == DType::f64) {
     forward_as<long double>(problem, inputs, outputs, rounding(precision, problem.dtype), order,
-                            places);
+                            places, visible);
   } else if (precision == Precision::f64 || problem.dtype == DType::f64) {
     forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem.dtype), order,
-                       places);
+                       places, visible);
   } else {
-    forward_as<float>(problem, inputs, outputs, rounding(precision, problem.dtype), order, places);
+    forward_as<float>(problem, inputs, outputs, rounding(precision, problem.dtype), order, places,
+                      visible);
   }
 }
 

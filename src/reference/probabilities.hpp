@@ -54,6 +54,22 @@ inline Rounding rounding(Precision precision, DType dtype) {
   return {DType::f64, DType::f64, DType::f64, DType::f64};
 }
 
+// Row i of a query head beside a key of its sequence.
+inline expr::Point point_of(const core::Sequence& sequence, std::int64_t head, std::int64_t i,
+                            std::int64_t key, double score) {
+  return {.score = score,
+          .query = static_cast<std::int32_t>(i),
+          .key = static_cast<std::int32_t>(key),
+          .batch = sequence.batch,
+          .head = static_cast<std::int32_t>(head),
+          .seqlen_q = sequence.length_q,
+          .seqlen_k = sequence.length_k};
+}
+
+inline bool in_mask(const Problem& problem, const Inputs& inputs, const expr::Point& at) {
+  return problem.mask.empty() || expr::evaluate<float>(problem.mask, at, inputs.buffers) != 0;
+}
+
 template <class Real>
 struct Head {
   const Problem& problem;
@@ -66,11 +82,12 @@ struct Head {
   Matrix<Real> k_transposed;  // [head_dim, keys]: scores of a row add up key beside key
   Dropout dropped;            // with its seed and offset
   DropoutPlaces places;
+  const VisibleKeys* visible_keys;   // or null
   std::vector<std::int64_t> listed;  // the key of each entry of a row's list, or -1
 
   // With lists of keys, gather() a row's before it is looked at.
   Head(const Problem& p, const Inputs& in, const core::Sequence& s, Rounding round_to, Order o,
-       const DropoutPlaces& at, std::int64_t h)
+       const DropoutPlaces& at, const VisibleKeys* seen, std::int64_t h)
       : problem(p),
         inputs(in),
         sequence(s),
@@ -82,7 +99,8 @@ struct Head {
         v(load_matrix<Real>(rows_of_v(), head_k(), p.key_list > 0 ? 0 : s.length_k, p.head_dim_v)),
         k_transposed(transposed(k)),
         dropped(core::with_state(p.dropout, in.rng_state)),
-        places(at) {}
+        places(at),
+        visible_keys(seen) {}
 
   // Where the problem has lists, k and v become the rows of the list of query i: its entries are
   // the keys then, those that stand for nothing not visible.
@@ -119,18 +137,13 @@ struct Head {
                         : -std::numeric_limits<Real>::infinity();
   }
   expr::Point point(std::int64_t i, std::int64_t j, Real score) const {
-    return {.score = static_cast<double>(score),
-            .query = static_cast<std::int32_t>(i),
-            .key = static_cast<std::int32_t>(key(j)),
-            .batch = sequence.batch,
-            .head = static_cast<std::int32_t>(head),
-            .seqlen_q = sequence.length_q,
-            .seqlen_k = sequence.length_k};
+    return point_of(sequence, head, i, key(j), static_cast<double>(score));
   }
   bool visible(std::int64_t i, std::int64_t j) const {
-    return key(j) >= 0 &&
-           (problem.mask.empty() ||
-            expr::evaluate<float>(problem.mask, point(i, j, 0), inputs.buffers) != 0);
+    if (visible_keys != nullptr && visible_keys->given()) {
+      return visible_keys->at(sequence.batch, head, i, j);
+    }
+    return key(j) >= 0 && in_mask(problem, inputs, point(i, j, 0));
   }
   // The dropout factor Z of (i, j).
   Real dropout(std::int64_t i, std::int64_t j) const {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "attn/problem.hpp"
 #include "attn/run.hpp"
@@ -49,19 +50,44 @@ struct DropoutPlaces {
   std::span<const std::int32_t> query, key;  // of each row and key; empty: where they stand here
 };
 
+// Which keys the rows of a problem see: its mask, evaluated once for all calls that are given it, a
+// bit for each row and key. Without a mask, or with lists of keys, it holds nothing and calls look
+// themselves.
+class VisibleKeys {
+ public:
+  // The arguments are those of forward().
+  VisibleKeys(const Problem& problem, const Inputs& inputs);
+  bool given() const { return !sequences_.empty(); }
+  // Whether row i of a query head sees key j of its sequence.
+  bool at(std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j) const {
+    const OfSequence& keys = sequences_[static_cast<std::size_t>(batch)];
+    const std::int64_t row = head % heads_ * keys.rows + i;
+    return keys.visible[static_cast<std::size_t>(row * keys.columns + j)];
+  }
+
+ private:
+  struct OfSequence {
+    std::int64_t rows, columns;  // queries, keys
+    std::vector<bool> visible;   // [heads_, rows, columns]
+  };
+  std::int64_t heads_;  // 1 where all see the same
+  std::vector<OfSequence> sequences_;
+};
+
 // `problem` is complete and the arguments are valid (core/validate/validate.hpp), but outputs and
 // gradients may have any floating dtype: f64 shows the result unrounded. Masks are evaluated in
 // float, as on every backend, so that all of them mask alike; scores in the arithmetic of
-// `precision`, infinite past the range of float. Rows past a length: O, dQ, dK, dV = 0, LSE = -inf.
+// `precision`, infinite past the range of float. visible: of this problem, or null. Rows past a
+// length: O, dQ, dK, dV = 0, LSE = -inf.
 void forward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
              Precision precision = Precision::f64, Order order = {},
-             const DropoutPlaces& places = {});
+             const DropoutPlaces& places = {}, const VisibleKeys* visible = nullptr);
 
 // Takes D from O and P from LSE of `outputs`, as every backend does; where one is not given, the
 // reference's own of `precision` takes its place.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               Precision precision = Precision::f64, Order order = {},
-              const DropoutPlaces& places = {});
+              const DropoutPlaces& places = {}, const VisibleKeys* visible = nullptr);
 
 }  // namespace attn::reference

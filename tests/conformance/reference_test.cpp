@@ -8,9 +8,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "conformance/support.hpp"
 #include "core/philox.hpp"
+#include "verify/compare.hpp"
 #include "verify/data.hpp"
 
 namespace attn::verify {
@@ -84,6 +86,32 @@ TEST(Reference, RowsThatSeeNothing) {
         EXPECT_EQ(at(data.gradients.dsink, {h}), 0);
       }
     }
+  }
+}
+
+// The mask evaluated once for several calls hides what it hides when it is evaluated key by key.
+TEST(Reference, VisibleKeysAreThoseOfTheMask) {
+  for (const char* text :
+       {"b2_n5_hq4_hk2_d4_causal_f64", "b2_n9_hq4_hk2_d4_mask(key%(head+2)!=0)_f64",
+        "b2_n9_hq4_hk2_d4_mask(key%(batch+2)!=0)_f64/usedq3,9_usedk9,5",
+        "b3_sq9_sk12_h2_d4_packed_window2x1_f64/cuq0,2,2,9_cuk0,5,6,12",
+        "b2_sq6_sk20_h2_d4_list8_causal_f64", "b2_n5_h2_d4_f64"}) {
+    SCOPED_TRACE(text);
+    CaseData own(parse_case(text), 1), given(parse_case(text), 1);
+    const reference::VisibleKeys visible(given.problem, given.inputs);
+    EXPECT_EQ(visible.given(), !own.problem.mask.empty() && own.problem.key_list == 0);
+    reference::forward(own.problem, own.inputs, own.outputs);
+    reference::forward(given.problem, given.inputs, given.outputs, reference::Precision::f64, {},
+                       {}, &visible);
+    EXPECT_EQ(first_difference(own.outputs.o, given.outputs.o), std::vector<std::int64_t>{});
+    EXPECT_EQ(first_difference(own.outputs.lse, given.outputs.lse), std::vector<std::int64_t>{});
+    if (own.problem.key_list > 0) continue;  // has no backward pass
+    reference::backward(own.problem, own.inputs, own.outputs, own.d_o, own.gradients);
+    reference::backward(given.problem, given.inputs, given.outputs, given.d_o, given.gradients,
+                        reference::Precision::f64, {}, {}, &visible);
+    EXPECT_EQ(first_difference(own.gradients.dq, given.gradients.dq), std::vector<std::int64_t>{});
+    EXPECT_EQ(first_difference(own.gradients.dk, given.gradients.dk), std::vector<std::int64_t>{});
+    EXPECT_EQ(first_difference(own.gradients.dv, given.gradients.dv), std::vector<std::int64_t>{});
   }
 }
 
