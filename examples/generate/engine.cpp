@@ -46,9 +46,8 @@ void Engine::start() {
   problem_.layout_q = attn::Layout::packed;
   problem_.layout_k = attn::Layout::paged;
   problem_.type_k = problem_.type_v = options_.cache;
-  append_ = {.type_k = options_.cache,
-             .type_v = options_.cache,
-             .rope_pairs = attn::RopePairs::interleaved};
+  append_ = {
+      .type_k = options_.cache, .type_v = options_.cache, .rope_pairs = model_.config().rope_pairs};
   const Config& c = model_.config();
   const std::int64_t row = attn::row_size(options_.cache, c.head_dim);
   const attn::DType dtype = attn::storage_dtype(options_.cache);

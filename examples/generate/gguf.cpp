@@ -1,13 +1,10 @@
-#include "gguf.hpp"
-
+// GGUF files.
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <limits>
 #include <stdexcept>
+
+#include "model_file.hpp"
 
 namespace generate {
 namespace {
@@ -140,18 +137,12 @@ StoredTensor read_tensor(Cursor& in, std::uint64_t& offset) {
 
 }  // namespace
 
-GgufFile::GgufFile(const std::string& path) {
+ModelContents read_gguf(const std::string& path) {
+  ModelContents all;
   static_assert(std::endian::native == std::endian::little, "numbers are read as they lie");
-  if (!std::filesystem::is_regular_file(path)) fail("it is no file");
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  const std::streamoff length = file ? static_cast<std::streamoff>(file.tellg()) : -1;
-  if (length < 0) fail("it cannot be opened");
-  const auto size = static_cast<std::size_t>(length);
-  bytes_ = std::make_unique_for_overwrite<std::byte[]>(size);
-  file.seekg(0);
-  if (!file.read(reinterpret_cast<char*>(bytes_.get()), length)) fail("it cannot be read");
-
-  Cursor in({bytes_.get(), size});
+  const std::span<const std::byte> bytes = read_whole(path, all);
+  const std::size_t size = bytes.size();
+  Cursor in(bytes);
   if (std::memcmp(in.skip(4, "the first word"), "GGUF", 4) != 0)
     fail("it does not begin with GGUF");
   const auto version = in.read<std::uint32_t>("the version");
@@ -161,12 +152,17 @@ GgufFile::GgufFile(const std::string& path) {
   const std::uint64_t tensors = in.count(32, "tensors"), values = in.count(12, "values");
   for (std::uint64_t i = 0; i < values; ++i) {
     const std::string key = in.text("a key");
-    if (!values_.emplace(key, read_value(in, key)).second) fail("the key " + key + " stands twice");
+    if (!all.values.emplace(key, read_value(in, key)).second)
+      fail("the key " + key + " stands twice");
   }
   std::vector<std::pair<StoredTensor, std::uint64_t>> read(tensors);
   for (auto& [t, offset] : read) t = read_tensor(in, offset);
 
-  const double alignment = number("general.alignment", 32);
+  const auto found = all.values.find("general.alignment");
+  const double standard = 32, wrong = 0;
+  const double* const given =
+      found == all.values.end() ? &standard : std::get_if<double>(&found->second);
+  const double alignment = given == nullptr ? wrong : *given;
   if (!(alignment >= 8 && alignment <= 65536 && std::has_single_bit(std::size_t(alignment)))) {
     fail("general.alignment is " + std::to_string(alignment) +
          "; accepted are powers of two from 8 to 65536");
@@ -183,67 +179,11 @@ GgufFile::GgufFile(const std::string& path) {
            std::to_string(size - std::min<std::uint64_t>(begin, size)) +
            " of tensors, aligned to " + std::to_string(step));
     }
-    t.data = bytes_.get() + begin + offset;
-    asked_for_[t.name] = false;
+    t.data = bytes.data() + begin + offset;
     const std::string name = t.name;
-    if (!tensors_.emplace(name, std::move(t)).second) fail("tensor " + name + " stands twice");
+    if (!all.tensors.emplace(name, std::move(t)).second) fail("tensor " + name + " stands twice");
   }
-}
-
-template <class T>
-const T& GgufFile::value(const std::string& key, const char* kind) const {
-  const auto found = values_.find(key);
-  if (found == values_.end()) fail("it has no value " + key);
-  const T* value = std::get_if<T>(&found->second);
-  if (value == nullptr) fail("the value " + key + " is not " + kind);
-  return *value;
-}
-
-const std::string& GgufFile::text(const std::string& key) const {
-  return value<std::string>(key, "a string");
-}
-double GgufFile::number(const std::string& key) const { return value<double>(key, "a number"); }
-double GgufFile::number(const std::string& key, double otherwise) const {
-  return has(key) ? number(key) : otherwise;
-}
-int GgufFile::integer(const std::string& key, int least) const {
-  const double x = number(key);
-  if (!(x >= least && x <= std::numeric_limits<int>::max() && x == std::floor(x))) {
-    fail("the value " + key + " is " + std::to_string(x) + "; accepted are integers from " +
-         std::to_string(least));
-  }
-  return static_cast<int>(x);
-}
-const std::vector<std::string>& GgufFile::texts(const std::string& key) const {
-  return value<std::vector<std::string>>(key, "an array of strings");
-}
-const std::vector<double>& GgufFile::numbers(const std::string& key) const {
-  return value<std::vector<double>>(key, "an array of numbers");
-}
-
-const StoredTensor& GgufFile::tensor(const std::string& name,
-                                     const std::vector<std::int64_t>& shape) {
-  const auto found = tensors_.find(name);
-  if (found == tensors_.end()) fail("it has no tensor " + name);
-  if (found->second.shape != shape) {
-    const auto print = [](const std::vector<std::int64_t>& sizes) {
-      std::string text;
-      for (const std::int64_t x : sizes) text += (text.empty() ? "" : ", ") + std::to_string(x);
-      return "[" + text + "]";
-    };
-    fail("tensor " + name + " has shape " + print(found->second.shape) + "; accepted is " +
-         print(shape));
-  }
-  asked_for_[name] = true;
-  return found->second;
-}
-
-std::vector<std::string> GgufFile::unused() const {
-  std::vector<std::string> names;
-  for (const auto& [name, asked] : asked_for_) {
-    if (!asked) names.push_back(name);
-  }
-  return names;
+  return all;
 }
 
 }  // namespace generate

@@ -1,7 +1,8 @@
-// Generates text with a Llama model from a GGUF file (docs/serving.md): several prompts run
-// together over a paged cache.
+// Generates text with a Llama model (docs/serving.md): several prompts run together over a paged
+// cache. MODEL is a GGUF file, or a folder of Hugging Face with config.json, tokenizer.json and
+// safetensors files in f32, f16 or bf16.
 //
-//   example_generate MODEL.gguf [options] PROMPT...
+//   example_generate MODEL [options] PROMPT...
 //
 //   --tokens N       tokens to generate for each prompt at most (64)
 //   --cache TYPE     how keys and values are stored: f32, bf16, f16, q8_0, q4_0 (f16)
@@ -35,8 +36,8 @@
 
 #include "attn/attn.hpp"
 #include "engine.hpp"
-#include "gguf.hpp"
 #include "model.hpp"
+#include "model_file.hpp"
 #include "tokenizer.hpp"
 
 namespace {
@@ -111,7 +112,7 @@ Options parse(const std::vector<std::string>& arguments) {
   }
   attn::set_num_threads(threads);
   if (o.prompts.empty()) {
-    throw std::runtime_error("usage: example_generate MODEL.gguf [options] PROMPT...");
+    throw std::runtime_error("usage: example_generate MODEL [options] PROMPT...");
   }
   return o;
 }
@@ -150,7 +151,7 @@ void write(std::ofstream& to, const void* data, std::size_t bytes) {
 }
 
 void run(const Options& o) {
-  generate::GgufFile file(o.model);
+  generate::ModelFile file(o.model);
   const generate::Tokenizer tokenizer(file);
   generate::Model model(file, o.weights);
   generate::Engine engine(model, o.engine);

@@ -9,7 +9,7 @@
 namespace generate {
 namespace {
 
-Config read_config(const GgufFile& file) {
+Config read_config(const ModelFile& file) {
   const std::string& name = file.text("general.architecture");
   if (name != "llama") {
     throw std::runtime_error("general.architecture is " + name + "; accepted is llama");
@@ -26,6 +26,9 @@ Config read_config(const GgufFile& file) {
   c.head_dim = or_else("llama.attention.key_length", c.dim / c.heads);
   c.rope_dims = or_else("llama.rope.dimension_count", c.head_dim);
   c.vocabulary = static_cast<int>(file.texts("tokenizer.ggml.tokens").size());
+  // Files of GGUF have the rows of Q and K in another order, in which pairs are neighbours.
+  c.rope_pairs =
+      file.has("llama.rope.halves") ? attn::RopePairs::halves : attn::RopePairs::interleaved;
   c.epsilon = static_cast<float>(file.number("llama.attention.layer_norm_rms_epsilon"));
   if (c.heads % c.heads_k != 0 || c.head_dim < 1 || c.head_dim > attn::kMaxHeadDim ||
       c.rope_dims % 2 != 0 || c.rope_dims > c.head_dim ||
@@ -51,7 +54,7 @@ std::vector<float> read_vector(const StoredTensor& t) {
   return x;
 }
 
-std::vector<float> read_frequencies(GgufFile& file, const Config& c) {
+std::vector<float> read_frequencies(ModelFile& file, const Config& c) {
   double factor = 1;
   if (file.has("llama.rope.scaling.type") && file.text("llama.rope.scaling.type") != "none") {
     if (file.text("llama.rope.scaling.type") != "linear") {
@@ -146,7 +149,7 @@ void Linear::run(attn::MatmulProblem problem, const attn::Tensor& a, const attn:
   attn::matmul(found->second, {.a = a, .b = attn::transposed(weight_)}, c);
 }
 
-Model::Model(GgufFile& file, std::optional<attn::DType> weights) : config_(read_config(file)) {
+Model::Model(ModelFile& file, std::optional<attn::DType> weights) : config_(read_config(file)) {
   const Config& c = config_;
   const std::int64_t dim = c.dim, all = std::int64_t{c.heads} * c.head_dim;
   const std::int64_t all_k = std::int64_t{c.heads_k} * c.head_dim;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attn/attn.hpp"
-#include "gguf.hpp"
+#include "model_file.hpp"
 
 namespace generate {
 
@@ -40,6 +40,7 @@ class Linear {
 struct Config {
   int layers, dim, heads, heads_k, head_dim, dim_inner, rope_dims, vocabulary;
   float epsilon;
+  attn::RopePairs rope_pairs;
 };
 
 // Of the rows of a step. The tensors are f32: q and o [rows, heads, head_dim], k and v [rows,
@@ -55,10 +56,10 @@ class Model {
  public:
   // Throws std::runtime_error, where the file is no such model, or has tensors that it lacks.
   // The file must outlive the model.
-  Model(GgufFile& file, std::optional<attn::DType> weights);
+  Model(ModelFile& file, std::optional<attn::DType> weights);
 
   const Config& config() const { return config_; }
-  // f32 [rope_dims / 2]: radians that neighbours of Q and K turn by from position to position.
+  // f32 [rope_dims / 2]: radians that pairs of Q and K turn by from position to position.
   attn::Tensor inv_freq() const;
   // What follows is valid until the next call.
   Activations& embed(const std::vector<std::int32_t>& tokens);

@@ -55,7 +55,7 @@ std::string byte_token(unsigned char byte) {
 
 }  // namespace
 
-Tokenizer::Tokenizer(const GgufFile& file) : tokens_(file.texts("tokenizer.ggml.tokens")) {
+Tokenizer::Tokenizer(const ModelFile& file) : tokens_(file.texts("tokenizer.ggml.tokens")) {
   const std::string& model = file.text("tokenizer.ggml.model");
   if (model != "gpt2" && model != "llama") {
     throw std::runtime_error("tokenizer.ggml.model is " + model + "; accepted are gpt2 and llama");
@@ -73,8 +73,10 @@ Tokenizer::Tokenizer(const GgufFile& file) : tokens_(file.texts("tokenizer.ggml.
     return id;
   };
   begin_ = token("tokenizer.ggml.bos_token_id");
-  end_ = token("tokenizer.ggml.eos_token_id");
-  end_of_turn_ = token("tokenizer.ggml.eot_token_id");
+  for (const char* key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                          "tokenizer.ggml.eom_token_id"}) {
+    if (file.has(key)) ends_.push_back(token(key));
+  }
   if (add_begin_ && begin_ < 0) throw std::runtime_error("it has no tokenizer.ggml.bos_token_id");
 
   kinds_ = file.has("tokenizer.ggml.token_type") ? file.numbers("tokenizer.ggml.token_type")
@@ -205,6 +207,10 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text) const {
     text.remove_prefix(at + length);
   }
   return out;
+}
+
+bool Tokenizer::ends(std::int32_t token) const {
+  return std::find(ends_.begin(), ends_.end(), token) != ends_.end();
 }
 
 std::string Tokenizer::decode(std::int32_t token) const {

@@ -9,20 +9,20 @@
 #include <utility>
 #include <vector>
 
-#include "gguf.hpp"
+#include "model_file.hpp"
 
 namespace generate {
 
 class Tokenizer {
  public:
-  explicit Tokenizer(const GgufFile& file);  // throws std::runtime_error
+  explicit Tokenizer(const ModelFile& file);  // throws std::runtime_error
 
   // Begins with the token of a beginning where the file asks for it. Control tokens that stand in
   // the text, as <|im_start|>, are themselves.
   std::vector<std::int32_t> encode(std::string_view text) const;
   // The bytes of a token; none of a control token.
   std::string decode(std::int32_t token) const;
-  bool ends(std::int32_t token) const { return token == end_ || token == end_of_turn_; }
+  bool ends(std::int32_t token) const;
   std::int32_t size() const { return static_cast<std::int32_t>(tokens_.size()); }
 
  private:
@@ -32,7 +32,8 @@ class Tokenizer {
 
   bool is_bpe_ = false, add_begin_ = false, add_space_ = false;
   std::string split_by_{};  // tokenizer.ggml.pre
-  std::int32_t begin_ = -1, end_ = -1, end_of_turn_ = -1;
+  std::int32_t begin_ = -1;
+  std::vector<std::int32_t> ends_{};
   std::vector<std::string> tokens_{};
   std::vector<double> kinds_{};          // 1: normal, 3: control, 4: of the user, 6: a byte
   std::vector<std::int32_t> special_{};  // of kinds 3 and 4

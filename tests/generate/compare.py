@@ -11,6 +11,7 @@ import tempfile
 
 import numpy as np
 
+import hugging_face
 from llama import Bpe, Llama, SentencePiece
 
 TEXTS = ["the cat sat on the mat and the cat sat on the", "They'LL see 1234 of 56  cats!\r\n\n  x = [a_b];\tdon't  the",
@@ -29,6 +30,19 @@ CASES = [
     ("llama", ["f32"], {"heads_k": 4}, "--cache q4_0 --chunk 4", "q4_0", None, TEXTS[:1]),
     ("gpt2", ["q8_0", "q4_1"], {}, "--cache f32 --weights f16", "f32", "f16", TEXTS[:1]),
     ("gpt2", ["f16"], {}, "--cache bf16 --weights bf16", "bf16", "bf16", TEXTS[1:3]),
+]
+
+
+ROPE3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 64}
+# As CASES, and how the folder is written: models of Hugging Face, beside the GGUF file of the same weights.
+FOLDERS = [
+    ("smollm", ["f32", "bf16"], {}, "--cache f32", "f32", None, TEXTS[:1], {}),
+    ("llama-bpe", ["bf16"], {"factors": hugging_face.llama3_factors(500.0, 32, ROPE3), "heads": 6, "heads_k": 2},
+     "--cache f32 --chunk 7 --page 3", "f32", None, TEXTS, {"rope": ROPE3, "shards": 3, "new": True}),
+    ("gpt2", ["f16"], {"tied": False}, "--cache f16 --weights f32", "f16", "f32", TEXTS[1:3], {"shards": 2}),
+    ("llama", ["f16", "f32"], {"linear": 2.0, "heads_k": 1}, "--cache f32", "f32", None, [TEXTS[0], "an \u00e9 mat"],
+     {"rope": {"type": "linear", "factor": 2.0}}),
 ]
 
 
@@ -58,15 +72,27 @@ def read_logits(path, vocabulary):
 
 
 def compare(program, folder, rng, case, draft):
-    kind, kinds, shape, options, cache, weights, texts = case
+    kind, kinds, shape, options, cache, weights, texts, *written = case
     tokenizer = SentencePiece() if kind == "llama" else Bpe(kind, rng)
     model = Llama(rng, tokenizer, kinds, **shape)
     path, logits_path = folder / "model.gguf", folder / "logits"
     path.write_bytes(model.file())
+    of_gguf = None
+    if written:
+        done = run(program, path, f"{options} --tokens 24 --draft {draft}", texts, logits_path)
+        expect(done.returncode == 0, f"exit status {done.returncode}: {done.stderr.decode()}")
+        of_gguf = read_logits(logits_path, len(tokenizer.tokens))
+        path = folder / "model"
+        hugging_face.write(path, model, **written[0])
     done = run(program, path, f"{options} --tokens 24 --draft {draft}", texts, logits_path)
     expect(done.returncode == 0, f"exit status {done.returncode}: {done.stderr.decode()}")
     seen = read_logits(logits_path, len(tokenizer.tokens))
     expect(sorted(seen) == list(range(len(texts))), f"logits of the prompts {sorted(seen)}")
+    if of_gguf is not None:  # the same but for the order of sums over a head
+        for i, rows in seen.items():
+            expect([r[0] for r in rows.values()] == [r[0] for r in of_gguf[i].values()], "tokens are not GGUF's")
+            ours, theirs = (np.stack([r[1] for r in of.values()]) for of in (rows, of_gguf[i]))
+            expect(np.abs(ours - theirs).max() < (1e-4 if cache == "f32" else 2e-2) * theirs.std(), "logits are not GGUF's")
     errors, changes, printed = [], [], {}
     for i, text in enumerate(texts):
         prompt = tokenizer.encode(text)
@@ -124,6 +150,42 @@ def broken_files(program, folder, rng):
     return refused
 
 
+def broken_folders(program, folder, rng):
+    path = folder / "broken"
+    refused = 0
+
+    def give(name, data, must_fail):
+        nonlocal refused
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(data)
+        done = run(program, path, "--tokens 2", ["the cat"])
+        (path / name).write_bytes(whole)
+        expect(done.returncode in ((1,) if must_fail else (0, 1)), f"{name}: exit status {done.returncode}: {done.stderr!r}")
+        if done.returncode == 1:
+            refused += 1
+            expect(done.stderr.startswith(f"generate: {path}: ".encode()) and done.stderr.count(b"\n") == 1,
+                   f"said {done.stderr!r}")
+
+    hugging_face.write(path, Llama(rng, Bpe("gpt2", rng), ["f16"]), shards=2)
+    expect(run(program, path, "--tokens 2", ["the cat"]).returncode == 0, "the whole folder is refused")
+    for file in sorted(path.iterdir()):
+        data = file.read_bytes()
+        front = len(data) if file.suffix == ".json" else 1200
+        for length in [0, 7, len(data) - 1, int(rng.integers(8, front))]:
+            give(file.name, data[:length], True)
+        for _ in range(12):
+            changed = bytearray(data)
+            changed[int(rng.integers(front))] = int(rng.integers(256))
+            give(file.name, bytes(changed), False)
+    for old, new in ((b'"head_dim": 32', b'"head_dim": -32'), (b"[0, ", b"[-2, "), (b"llama", b"gemma")):
+        for file in sorted(path.iterdir()):
+            if old in file.read_bytes():
+                give(file.name, file.read_bytes().replace(old, new), True)
+    index = (path / "model.safetensors.index.json").read_bytes()
+    give("model.safetensors.index.json", index.replace(b"model-00001", b"../model-00001"), True)
+    return refused
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
@@ -133,7 +195,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         total = 0
-        for i, case in enumerate(CASES):
+        for i, case in enumerate([*CASES, *FOLDERS]):
             try:
                 plain = compare(arguments.program, folder, np.random.default_rng([arguments.seed, i]), case, 0)
                 drafted = compare(arguments.program, folder, np.random.default_rng([arguments.seed, i]), case, 4)
@@ -146,7 +208,9 @@ def main():
                 print(f"case {i}, seed {arguments.seed}: {e}")
         try:
             expect(total > 0, "no drafted token was accepted")
-            print(f"{broken_files(arguments.program, folder, np.random.default_rng(arguments.seed))} broken files refused")
+            for broken in (broken_files, broken_folders):
+                refused = broken(arguments.program, folder, np.random.default_rng(arguments.seed))
+                print(f"{broken.__name__}: {refused} refused")
         except Failed as e:
             failed = True
             print(f"seed {arguments.seed}: {e}")

@@ -129,8 +129,8 @@ class Llama:
         for name in ["output_norm", *(f"blk.{i}.{n}_norm" for i in range(layers) for n in ("attn", "ffn"))]:
             self.tensors[name + ".weight"] = (rng.uniform(0.5, 1.5, dim).astype(np.float32), "f32")
         self.factors = np.ones(rope // 2)
-        if factors:
-            self.factors = np.linspace(1, 4, rope // 2).astype(np.float32)
+        if factors is not False:
+            self.factors = np.linspace(1, 4, rope // 2).astype(np.float32) if factors is True else factors
             self.tensors["rope_freqs.weight"] = (self.factors, "f32")
         self.linear = linear
         self.values = {"general.architecture": "llama", "llama.block_count": layers,

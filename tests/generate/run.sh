@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compares examples/generate with a Llama decoder in NumPy, on small random models that it writes as
-# GGUF files, and gives it files that are broken.
+# GGUF files and as folders of Hugging Face, and gives it files that are broken.
 #
 #   tests/generate/run.sh BUILD [--seed S]    BUILD: a folder with examples/example_generate
 set -euo pipefail
