@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "attn/error.hpp"
+#include "core/tensor/integers.hpp"
 #include "core/validate/argument_check.hpp"
 #include "cpu/plan_check.hpp"
 #include "cuda/block_list.hpp"
@@ -29,8 +30,8 @@ void check_tensors(const core::ArgumentCheck& check, const Tensor& lists, const 
     check.refuse(fmt::format("blocks is {}; accepted is u8 [batch, heads, blocks_q, blocks_k]",
                              to_string(blocks)));
   }
-  check.tensor("lists", lists, DType::i32,
-               {blocks.shape[0], blocks.shape[1], blocks.shape[2], core::kAnySize});
+  check.integers("lists", lists,
+                 {blocks.shape[0], blocks.shape[1], blocks.shape[2], core::kAnySize});
   check.contiguous_rows("lists", lists);
   check.contiguous_rows("blocks", blocks);
   constexpr std::int64_t kMost = INT32_MAX;
@@ -75,8 +76,8 @@ void write_block_mask(const Tensor& lists, const Tensor& blocks, const Context& 
   const std::int64_t pairs = blocks.size() > 0 ? blocks.shape[0] * heads : 0;
   cpu::executor_of(context)->parallel_for(pairs, [&](std::int64_t pair, int) {
     for (std::int64_t row = 0; row < rows; ++row) {
-      const auto* const list = static_cast<const std::int32_t*>(lists.data) +
-                               lists.offset({pair / heads, pair % heads, row});
+      const core::Integers list =
+          core::Integers(lists).from(lists.offset({pair / heads, pair % heads, row}));
       auto* const bytes = static_cast<std::uint8_t*>(blocks.data) +
                           blocks.offset({pair / heads, pair % heads, row});
       std::fill_n(bytes, blocks.shape[3], std::uint8_t{0});

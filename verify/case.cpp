@@ -36,6 +36,7 @@ constexpr Flag kFlags[] = {
     {"dlse", &Hints::dlse},
     {"maxlogit", &Hints::maxlogit},
     {"headscales", &Hints::headscales},
+    {"i64", &Hints::i64},
     {"nodq", &Hints::nodq},
     {"nodk", &Hints::nodk},
     {"nodv", &Hints::nodv},

@@ -28,6 +28,7 @@ struct Hints {
   bool nolse = false;       // LSE not asked for; backward needs it and ignores this
   bool dlse = false;        // a gradient of LSE is given
   bool maxlogit = false;    // the largest score of each head is asked for, forward
+  bool i64 = false;         // lengths, page tables and lists of keys are of int64
   bool headscales = false;  // scales of Q, K and V are one, or one a head
   bool nodq = false, nodk = false, nodv = false;  // gradient not asked for
   // Q = 0, so that all visible keys weigh the same; row j of V and dO is the unit vector of

@@ -18,9 +18,8 @@
 namespace attn::verify {
 namespace {
 
-std::int32_t& i32(const Tensor& t, std::int64_t i) { return static_cast<std::int32_t*>(t.data)[i]; }
-
 using core::ceil_div;
+using core::Integers;
 
 std::vector<std::int64_t> shape_of(const Tensor& t) {
   return {t.shape.begin(), t.shape.begin() + t.rank};
@@ -169,6 +168,28 @@ std::int64_t CaseData::below(std::int64_t limit) {
   return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(limit));
 }
 
+Tensor CaseData::integers(std::string name, const std::vector<std::int64_t>& shape,
+                          const Placement& placement) {
+  return input(std::move(name), hints_.i64 ? DType::i64 : DType::i32, shape, placement);
+}
+
+void CaseData::set_integer(const Tensor& t, std::int64_t offset, std::int64_t value) {
+  if (t.dtype == DType::i64) {
+    static_cast<std::int64_t*>(t.data)[offset] = value;
+  } else {
+    static_cast<std::int32_t*>(t.data)[offset] = static_cast<std::int32_t>(value);
+  }
+}
+
+std::int64_t CaseData::far_integer(bool low) {
+  using Narrow = std::numeric_limits<std::int32_t>;
+  using Wide = std::numeric_limits<std::int64_t>;
+  if (!hints_.i64) return low ? Narrow::min() : Narrow::max();
+  if (below(2) == 0) return low ? Wide::min() : Wide::max();
+  constexpr std::int64_t kHigh = std::int64_t{1} << 32;
+  return (low ? -kHigh : kHigh) + below(4);
+}
+
 void CaseData::make_lengths() {
   for (const auto& [hint, given, layout] : {std::tuple{"cuq", &hints_.cu_q, problem.layout_q},
                                             {"cuk", &hints_.cu_k, problem.layout_k}}) {
@@ -198,30 +219,31 @@ void CaseData::make_lengths() {
 // Random lengths up to seqlen, one of which is seqlen.
 Tensor CaseData::make_cu_seqlens(const std::string& name, const std::vector<std::int32_t>& given,
                                  std::int64_t seqlen) {
-  const Tensor cu = input(name, DType::i32, {problem.batch + 1});
+  const Tensor cu = integers(name, {problem.batch + 1});
+  const Integers starts(cu);
   if (!given.empty() && static_cast<std::int64_t>(given.size()) != problem.batch + 1) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("hint for {} has {} numbers; {} are accepted for a batch of {}", name,
                             given.size(), problem.batch + 1, problem.batch));
   }
   const std::int64_t longest = below(problem.batch);
-  i32(cu, 0) = 0;
+  set_integer(cu, 0, 0);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int64_t length = b == longest ? seqlen : below(seqlen + 1);
-    i32(cu, b + 1) = given.empty() ? i32(cu, b) + static_cast<std::int32_t>(length)
-                                   : given[static_cast<std::size_t>(b + 1)];
-    if (i32(cu, b + 1) < i32(cu, b)) {
+    set_integer(cu, b + 1,
+                given.empty() ? starts[b] + length : given[static_cast<std::size_t>(b + 1)]);
+    if (starts[b + 1] < starts[b]) {
       throw Error(
           ErrorCode::invalid_argument,
           fmt::format("hint for {} has {} after {}; accepted are numbers from 0 that do not "
                       "decrease",
-                      name, i32(cu, b + 1), i32(cu, b)));
+                      name, starts[b + 1], starts[b]));
     }
-    if (i32(cu, b + 1) - i32(cu, b) > seqlen) {
+    if (starts[b + 1] - starts[b] > seqlen) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("hint for {} has a sequence of {} rows; accepted are up to {}, the "
                               "length of the descriptor",
-                              name, i32(cu, b + 1) - i32(cu, b), seqlen));
+                              name, starts[b + 1] - starts[b], seqlen));
     }
   }
   if (!given.empty() && given[0] != 0) {
@@ -233,21 +255,20 @@ Tensor CaseData::make_cu_seqlens(const std::string& name, const std::vector<std:
 
 Tensor CaseData::make_seqused(const std::string& name, const std::vector<std::int32_t>& given,
                               const Tensor& cu_seqlens, std::int64_t seqlen) {
-  const Tensor used = input(name, DType::i32, {problem.batch});
+  const Tensor used = integers(name, {problem.batch});
+  const Integers starts(cu_seqlens), lengths(used);
   if (!given.empty() && static_cast<std::int64_t>(given.size()) != problem.batch) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("hint for {} has {} numbers; {} are accepted", name, given.size(),
                             problem.batch));
   }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t capacity =
-        cu_seqlens.given() ? i32(cu_seqlens, b + 1) - i32(cu_seqlens, b) : seqlen;
-    i32(used, b) = given.empty() ? static_cast<std::int32_t>(below(capacity + 1))
-                                 : given[static_cast<std::size_t>(b)];
-    if (i32(used, b) < 0 || i32(used, b) > capacity) {
+    const std::int64_t capacity = cu_seqlens.given() ? starts[b + 1] - starts[b] : seqlen;
+    set_integer(used, b, given.empty() ? below(capacity + 1) : given[static_cast<std::size_t>(b)]);
+    if (lengths[b] < 0 || lengths[b] > capacity) {
       throw Error(ErrorCode::invalid_argument,
                   fmt::format("hint for {} has {}; accepted are 0 to {}, the rows of the sequence",
-                              name, i32(used, b), capacity));
+                              name, lengths[b], capacity));
     }
   }
   return used;
@@ -256,11 +277,11 @@ Tensor CaseData::make_seqused(const std::string& name, const std::vector<std::in
 // Pages in use in random order, so that the pool has unused pages between them.
 void CaseData::make_page_table() {
   const std::int64_t width = ceil_div(problem.seqlen_k, problem.page_size);
-  inputs.page_table =
-      input("page_table", DType::i32, {problem.batch, width}, {.strided = hints_.strided});
+  inputs.page_table = integers("page_table", {problem.batch, width}, {.strided = hints_.strided});
+  const Integers lengths(inputs.seqused_k);
   std::int64_t in_use = 0;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    in_use += ceil_div(i32(inputs.seqused_k, b), problem.page_size);
+    in_use += ceil_div(lengths[b], problem.page_size);
   }
   const std::int64_t shared =
       problem.paged_prefix ? ceil_div(problem.seqlen_prefix, problem.page_size) : 0;
@@ -269,22 +290,21 @@ void CaseData::make_page_table() {
   std::iota(pages.begin(), pages.end(), 0);
   std::shuffle(pages.begin(), pages.end(), random_);
   pages_ = static_cast<std::int64_t>(pages.size());
-  constexpr std::int32_t kNonsense[] = {-1, std::numeric_limits<std::int32_t>::max(),
-                                        std::numeric_limits<std::int32_t>::min()};
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t used = ceil_div(i32(inputs.seqused_k, b), problem.page_size);
+    const std::int64_t used = ceil_div(lengths[b], problem.page_size);
     for (std::int64_t i = 0; i < width; ++i) {
-      std::int32_t& entry = i32(inputs.page_table, inputs.page_table.offset({b, i}));
-      entry = kNonsense[below(3)];
+      const std::int64_t entry = inputs.page_table.offset({b, i});
+      const std::int64_t kind = below(3);
+      set_integer(inputs.page_table, entry, kind == 0 ? -1 : far_integer(kind == 2));
       if (i >= used) continue;
-      entry = pages.back();
+      set_integer(inputs.page_table, entry, pages.back());
       pages.pop_back();
     }
   }
   if (!problem.paged_prefix) return;
-  inputs.prefix_page_table = input("prefix_page_table", DType::i32, {shared});
+  inputs.prefix_page_table = integers("prefix_page_table", {shared});
   for (std::int64_t i = 0; i < shared; ++i) {
-    i32(inputs.prefix_page_table, i) = pages.back();
+    set_integer(inputs.prefix_page_table, i, pages.back());
     pages.pop_back();
   }
 }
@@ -305,7 +325,7 @@ std::vector<std::int64_t> CaseData::shape_like(bool like_q, std::int64_t head_di
   const Tensor& cu = like_q ? inputs.cu_seqlens_q : inputs.cu_seqlens_k;
   switch (layout) {
     case Layout::packed:
-      return {i32(cu, problem.batch), heads, head_dim};
+      return {Integers(cu)[problem.batch], heads, head_dim};
     case Layout::paged:
       return {pages_, problem.page_size, heads, head_dim};
     case Layout::dense:
@@ -329,20 +349,20 @@ void CaseData::fill_like_lse(const Tensor& tensor) {
 
 void CaseData::fill_rows(const Tensor& tensor, bool like_q, const Value& value) {
   const Layout layout = like_q ? problem.layout_q : problem.layout_k;
-  const Tensor& cu = like_q ? inputs.cu_seqlens_q : inputs.cu_seqlens_k;
-  const Tensor& used = like_q ? inputs.seqused_q : inputs.seqused_k;
+  const Integers cu(like_q ? inputs.cu_seqlens_q : inputs.cu_seqlens_k);
+  const Integers used(like_q ? inputs.seqused_q : inputs.seqused_k), pages(inputs.page_table);
   const std::int64_t seqlen = like_q ? problem.seqlen_q : problem.seqlen_k;
   const std::int64_t heads = like_q ? problem.heads_q : problem.heads_k;
   const auto place = [&](std::int64_t b, std::int64_t i, std::int64_t h) {
-    if (layout == Layout::packed) return std::vector{i32(cu, b) + i, h};
+    if (layout == Layout::packed) return std::vector{cu[b] + i, h};
     if (layout == Layout::dense) return std::vector{b, i, h};
     const std::int64_t entry = inputs.page_table.offset({b, i / problem.page_size});
-    return std::vector<std::int64_t>{i32(inputs.page_table, entry), i % problem.page_size, h};
+    return std::vector<std::int64_t>{pages[entry], i % problem.page_size, h};
   };
   std::vector<double> values(static_cast<std::size_t>(columns(tensor)));  // of a row
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t capacity = cu.given() ? i32(cu, b + 1) - i32(cu, b) : seqlen;
-    const std::int64_t length = used.given() ? i32(used, b) : capacity;
+    const std::int64_t capacity = cu ? cu[b + 1] - cu[b] : seqlen;
+    const std::int64_t length = used ? used[b] : capacity;
     for (std::int64_t i = 0; i < length; ++i) {
       for (std::int64_t h = 0; h < heads; ++h) {
         for (std::size_t c = 0; c < values.size(); ++c) {

@@ -57,6 +57,13 @@ class CaseData {
   double normal();
   std::int64_t below(std::int64_t limit);  // 0 .. limit - 1
 
+  // Lengths, page tables and lists of keys: contiguous but where they are strided, of the dtype
+  // that the case asks for; and an element of one.
+  Tensor integers(std::string name, const std::vector<std::int64_t>& shape,
+                  const Placement& placement = {});
+  static void set_integer(const Tensor& tensor, std::int64_t offset, std::int64_t value);
+  // No page and no key: the ends of the type, and of int64 a small number in the low half.
+  std::int64_t far_integer(bool low);
   void make_lengths();
   Tensor make_cu_seqlens(const std::string& name, const std::vector<std::int32_t>& given,
                          std::int64_t seqlen);

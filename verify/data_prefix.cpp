@@ -1,5 +1,6 @@
 // Keys that all sequences of a test case share.
 #include "core/cache_type.hpp"
+#include "core/tensor/integers.hpp"
 #include "verify/data.hpp"
 
 namespace attn::verify {
@@ -19,7 +20,7 @@ void CaseData::fill_prefix(bool of_k, const Value& value) {
   if (problem.seqlen_prefix == 0) return;
   const Tensor& t = problem.paged_prefix ? (of_k ? inputs.k : inputs.v)
                                          : (of_k ? inputs.prefix_k : inputs.prefix_v);
-  const auto* const pages = static_cast<const std::int32_t*>(inputs.prefix_page_table.data);
+  const core::Integers pages(inputs.prefix_page_table);
   const std::int64_t dim = columns(t);
   std::vector<double> values(static_cast<std::size_t>(dim));
   for (std::int64_t j = 0; j < problem.seqlen_prefix; ++j) {

@@ -19,7 +19,7 @@ constexpr std::uint64_t kLongEvery = 8;
 constexpr std::int64_t kLongKeys = 8192;
 constexpr std::int64_t kMaxLongScores = 50'000;
 constexpr std::int64_t kMaxLongMultiplyAdds = 6'000'000;
-constexpr std::uint64_t kListEvery = 8, kMaxLogitEvery = 4;
+constexpr std::uint64_t kListEvery = 8, kMaxLogitEvery = 4, kWideEvery = 4;
 
 class Generator {
  public:
@@ -29,7 +29,8 @@ class Generator {
         lists_(seed ^ 0x6c697374u),
         shared_(seed ^ 0x73686172u),
         caches_(seed ^ 0x63616368u),
-        logits_(seed ^ 0x6d61786cu) {}
+        logits_(seed ^ 0x6d61786cu),
+        integers_(seed ^ 0x69363400u) {}
 
   Case generate() {
     sizes();
@@ -42,6 +43,7 @@ class Generator {
     cache_types();
     if (chance(25)) hint("loose");  // last: earlier draws stay those of a seed
     if (logits_() % kMaxLogitEvery == 0) hint("maxlogit");
+    if (integers_() % kWideEvery == 0) hint("i64");
     return parse_case(hints_.empty() ? text_ : text_ + "/" + hints_);
   }
 
@@ -282,7 +284,7 @@ class Generator {
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
-  Random random_, lengths_, lists_, shared_, caches_, logits_;
+  Random random_, lengths_, lists_, shared_, caches_, logits_, integers_;
   bool paged_ = false;
   bool dropout_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0, d_ = 0, dv_ = 0;

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/tensor/integers.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/memory.hpp"
 #include "verify/device_data.hpp"
@@ -18,8 +19,11 @@ namespace {
 
 std::vector<std::int32_t> numbers_of(const Tensor& t) {
   if (!t.given()) return {};
-  const auto* const values = static_cast<const std::int32_t*>(t.data);
-  return {values, values + t.size()};
+  std::vector<std::int32_t> numbers;
+  for (std::int64_t i = 0; i < t.size(); ++i) {
+    numbers.push_back(static_cast<std::int32_t>(core::Integers(t)[i]));
+  }
+  return numbers;
 }
 
 // Tensors of a rank where it works: the host's own, or copies on a GPU.
@@ -330,11 +334,12 @@ void cached_on_rank(CaseData& data, const dist::Group& group, const PlanOptions&
   const Tensor& table = data.inputs.page_table;
   const std::int64_t batch = table.shape[0], pages = table.shape[1];
   const std::int64_t own = (pages + group.size() - 1 - group.rank()) / group.size();
-  std::vector<std::int32_t> entries(static_cast<std::size_t>(batch * own));
+  const core::Integers whole(table);
+  std::vector<std::int64_t> entries(static_cast<std::size_t>(batch * own));
   for (std::int64_t b = 0; b < batch; ++b) {
     for (std::int64_t i = 0; i < own; ++i) {
-      entries[static_cast<std::size_t>(b * own + i)] = static_cast<const std::int32_t*>(
-          table.data)[table.offset({b, i * group.size() + group.rank()})];
+      entries[static_cast<std::size_t>(b * own + i)] =
+          whole[table.offset({b, i * group.size() + group.rank()})];
     }
   }
   inputs.page_table = tensor(entries.data(), {batch, own});

@@ -55,26 +55,27 @@ struct AppendProblem {
 
 // Rows of Q, K and V, all or some of them, are those of the same tokens; each tensor has a dtype of
 // its own of f32, bf16 and f16. Last dimensions are contiguous, other strides are free, and may be
-// 0. All tensors of a call are on one device.
+// 0. All tensors of a call are on one device. Integers are i32 or i64, each tensor for itself.
 struct AppendInputs {
   Tensor q{};  // [batch, seqlen, heads_q, head_dim], or packed [total, heads_q, head_dim]
   Tensor k{};  // likewise with heads_k and the same head_dim
   Tensor v{};  // with heads_k and head_dim_v
-  // i32 [batch + 1], contiguous: where sequences start in packed tensors, non-decreasing from 0.
-  // Rows from cu_seqlens[batch] on belong to no sequence, and nothing is written for them.
+  // Integers [batch + 1], contiguous: where sequences start in packed tensors, non-decreasing from
+  // 0. Rows from cu_seqlens[batch] on belong to no sequence, and nothing is written for them.
   Tensor cu_seqlens{};
 
-  // Positions, in one of two ways. cache_seqlens, i32 [batch], any stride: the keys that a sequence
-  // had before the call; its new rows have the positions from there on. Or positions, i32 [batch,
-  // seqlen] or packed [total], any strides: that of each row; for a row with a negative one nothing
-  // is written, nor read. Not needed where there is neither K nor V and Q is not rotated by them.
+  // Positions, in one of two ways. cache_seqlens, integers [batch], any stride: the keys that a
+  // sequence had before the call, up to 2^62; its new rows have the positions from there on. Or
+  // positions, integers [batch, seqlen] or packed [total], any strides: that of each row; for a row
+  // with a negative one nothing is written, nor read. Not needed where there is neither K nor V and
+  // Q is not rotated by them.
   Tensor cache_seqlens{};
   Tensor positions{};
   // As positions, where a rotary embedding counts otherwise than the cache does, as the tokens of a
   // tree do. Not given: the positions.
   Tensor rope_positions{};
-  // i32 [batch, pages per sequence], last dimension contiguous: the caches are paged (Layout), and
-  // position p of a sequence stands in page page_table[sequence, p / page_size].
+  // Integers [batch, pages per sequence], last dimension contiguous: the caches are paged (Layout),
+  // and position p of a sequence stands in page page_table[sequence, p / page_size].
   Tensor page_table{};
 
   // The rotary embedding: inv_freq, f32 [r / 2], or cos and sin, f32 [positions, r / 2], whose rows

@@ -35,12 +35,12 @@ expr::Expr block_mask(const Tensor& blocks, std::int32_t block_q, std::int32_t b
 // blocks[b, h, i, j] <- 1 where lists[b, h, i, ...] names j, 0 elsewhere. Every element is written.
 // An entry that is no block, as -1, names nothing; one that stands twice counts once.
 //
-// lists: i32 [batch, heads, blocks_q, entries]; blocks: u8 [batch, heads, blocks_q, blocks_k]; last
-// dimensions contiguous, other strides free but, of blocks, not 0 for sizes above 1; on the CPU or
-// one CUDA device of sm_80 and up. On a GPU the work is put into context.stream and the call
-// returns; the first one on a device compiles a kernel. On the CPU context.executor does the work.
-// Throws Error(invalid_argument) before anything is written, Error(unavailable | unsupported |
-// device) for a GPU that cannot be used. Thread-safe.
+// lists: i32 or i64 [batch, heads, blocks_q, entries]; blocks: u8 [batch, heads, blocks_q,
+// blocks_k]; last dimensions contiguous, other strides free but, of blocks, not 0 for sizes above
+// 1; on the CPU or one CUDA device of sm_80 and up. On a GPU the work is put into context.stream
+// and the call returns; the first one on a device compiles a kernel. On the CPU context.executor
+// does the work. Throws Error(invalid_argument) before anything is written, Error(unavailable |
+// unsupported | device) for a GPU that cannot be used. Thread-safe.
 void write_block_mask(const Tensor& lists, const Tensor& blocks, const Context& context = {});
 
 }  // namespace attn

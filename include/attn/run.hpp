@@ -14,9 +14,10 @@
 
 namespace ATTN_API attn {
 
-// All tensors of a call but scalars are on one device. On a GPU the values of cu_seqlens, seqused
-// and page_table cannot be looked at before the call returns: they are not checked, and must be
-// right.
+// All tensors of a call but scalars are on one device. Lengths, page tables and lists of keys are
+// each i32 or i64, which is meant by "integers". On a GPU the values of cu_seqlens, seqused and
+// page_table cannot be looked at before the call returns: they are not checked, and must be right.
+// On a CPU, and wherever a number may be any, none of i64 is cut to 32 bits before it is compared.
 // Shapes by Layout (problem.hpp). The last dimension of Q, K, V, O and their gradients is
 // contiguous (stride 1); other strides are free, and may be 0 for inputs. What lies in unused
 // pages, padding or past a length is never read into a result. Rows of a packed tensor from
@@ -38,21 +39,23 @@ struct Inputs {
   // given: 1. One that is not finite makes its rows NaN.
   Tensor scale_k{};
   Tensor scale_v{};
-  Tensor cu_seqlens_q{};  // i32 [batch + 1], contiguous: rows where sequences start,
-                          // non-decreasing, from 0; packed Q
+  Tensor cu_seqlens_q{};  // integers [batch + 1], contiguous: rows where sequences start,
+                          // non-decreasing, from 0, below 2^31; packed Q
   Tensor cu_seqlens_k{};  // likewise for packed K, V
-  Tensor seqused_q{};   // i32 [batch], contiguous: length in use, at most the sequence's; optional
-  Tensor seqused_k{};   // likewise; paged: the length of each sequence
-  Tensor page_table{};  // i32 [batch, pages per sequence], last dimension contiguous; entries past
-                        // the length are not read, and those of pages of which no row sees a key
-                        // may hold any number, -1 as well
+  Tensor seqused_q{};     // integers [batch], contiguous: length in use, at most the sequence's;
+                          // optional
+  Tensor seqused_k{};     // likewise; paged: the length of each sequence
+  Tensor page_table{};  // integers [batch, pages per sequence], last dimension contiguous; entries
+                        // past the length are not read, and those of pages of which no row sees a
+                        // key may hold any number, -1 as well
   Tensor prefix_k{};    // [seqlen_prefix, heads_k, head_dim], where a prefix is not paged
   Tensor prefix_v{};    // [seqlen_prefix, heads_k, head_dim_v]
-  Tensor prefix_page_table{};  // i32 [pages of the prefix], contiguous, when problem.paged_prefix
-  // When problem.key_list: i32 [batch, 1 or heads_k, seqlen_q, key_list], packed Q [1 or heads_k,
-  // total_q, key_list], last dimension contiguous: the keys of each row, in any order; one list for
-  // the query heads of a K, V head, or with 1 for all heads. Any number may stand in it: what is no
-  // key of the sequence is masked out, and memory for it is never read.
+  Tensor prefix_page_table{};  // integers [pages of the prefix], contiguous, when
+                               // problem.paged_prefix
+  // When problem.key_list: integers [batch, 1 or heads_k, seqlen_q, key_list], packed Q [1 or
+  // heads_k, total_q, key_list], last dimension contiguous: the keys of each row, in any order; one
+  // list for the query heads of a K, V head, or with 1 for all heads. Any number may stand in it:
+  // what is no key of the sequence is masked out, and memory for it is never read.
   Tensor key_list{};
   Tensor sink{};       // f32 [heads_q], contiguous, when problem.sink
   Tensor rng_state{};  // i64 [2], contiguous, when problem.dropout.rng_state: seed and offset of

@@ -207,10 +207,9 @@ class Run {
     const bool has_lse = outputs_.lse.given();
     const core::Rows lse_rows =
         has_lse ? core::lse_rows(p_, inputs_, outputs_.lse, s.batch) : core::Rows{};
-    const std::int64_t first =
-        p_.layout_q == Layout::packed
-            ? static_cast<const std::int32_t*>(inputs_.cu_seqlens_q.data)[s.batch]
-            : s.batch * p_.seqlen_q;
+    const std::int64_t first = p_.layout_q == Layout::packed
+                                   ? core::Integers(inputs_.cu_seqlens_q)[s.batch]
+                                   : s.batch * p_.seqlen_q;
     Real sum[kMaxHeadDim];
     for (std::int64_t i = begin; i < end; ++i) {
       for (std::int64_t h = 0; h < p_.heads_q; ++h) {

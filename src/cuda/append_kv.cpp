@@ -28,16 +28,29 @@ struct PartConfig {
   bool operator==(const PartConfig&) const = default;
 };
 
+unsigned wide_of(const AppendInputs& in) {
+  const auto bit = [](const Tensor& t, device::AppendWide wide) {
+    return t.given() && t.dtype == DType::i64 ? unsigned{wide} : 0;
+  };
+  return bit(in.cu_seqlens, device::kAppendCuSeqlens) |
+         bit(in.cache_seqlens, device::kAppendCacheSeqlens) |
+         bit(in.positions, device::kAppendPositions) |
+         bit(in.rope_positions, device::kAppendRopePositions) |
+         bit(in.page_table, device::kAppendPageTable);
+}
+
 struct AppendConfig {
   std::array<PartConfig, 3> part;
   std::size_t count = 0;
   bool first_is_q = false, interleaved = false;
+  unsigned wide = 0;  // bits of device::AppendWide
   bool operator==(const AppendConfig&) const = default;
 
   explicit AppendConfig(const core::AppendCall& call)
       : count(call.count),
         first_is_q(!call.all[0].cached),
-        interleaved(call.rope_dim > 0 && call.interleaved) {
+        interleaved(call.rope_dim > 0 && call.interleaved),
+        wide(wide_of(call.inputs)) {
     for (std::size_t i = 0; i < count; ++i) {
       const core::AppendPart& p = call.all[i];
       const int wide = wide_columns(p.from, p.type, p.to);
@@ -91,9 +104,9 @@ Source source_of(const AppendConfig& config) {
       "using namespace attn::device;\n"
       "extern \"C\" __global__ void __launch_bounds__(kAppendThreads, {})\n"
       "attn_append_kv(const __grid_constant__ AppendParams p) {{\n"
-      "  append_kv<{}{}>(p);\n"
+      "  append_kv<{}, {}{}>(p);\n"
       "}}\n",
-      blocks, config.first_is_q ? 1 : 0, parts);
+      blocks, config.first_is_q ? 1 : 0, config.wide, parts);
   return source;
 }
 
@@ -122,7 +135,6 @@ device::AppendPartParams parameters_of(const core::AppendCall& call, const core:
   return part;
 }
 
-const int* int_data(const Tensor& t) { return static_cast<const int*>(t.data); }
 const float* floats(const Tensor& t) { return static_cast<const float*>(t.data); }
 
 device::AppendParams parameters_of(const core::AppendCall& call) {
@@ -131,11 +143,11 @@ device::AppendParams parameters_of(const core::AppendCall& call) {
   for (std::size_t i = 0; i < call.count; ++i) {
     p.part[i] = parameters_of(call, call.all[i]);
   }
-  p.cu_seqlens = int_data(in.cu_seqlens);
-  p.cache_seqlens = int_data(in.cache_seqlens);
-  p.positions = int_data(in.positions);
-  p.rope_positions = int_data(in.rope_positions);
-  p.page_table = int_data(in.page_table);
+  p.cu_seqlens = in.cu_seqlens.data;
+  p.cache_seqlens = in.cache_seqlens.data;
+  p.positions = in.positions.data;
+  p.rope_positions = in.rope_positions.data;
+  p.page_table = in.page_table.data;
   p.inv_freq = floats(in.inv_freq);
   p.cos = floats(in.cos);
   p.sin = floats(in.sin);

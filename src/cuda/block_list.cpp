@@ -1,5 +1,7 @@
 #include "cuda/block_list.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -11,30 +13,32 @@
 namespace attn::cuda {
 namespace {
 
-// The source depends on nothing.
 struct BlockListConfig {
+  bool wide = false;  // lists of int64
   bool operator==(const BlockListConfig&) const = default;
 };
 
 }  // namespace
 
-Source block_list_source() {
+Source block_list_source(bool wide) {
   Source source;
   source.name = "block_list";
   source.entry = "attn_block_list";
-  source.text =
+  source.text = fmt::format(
       "#include \"kernels/block_list.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(attn::device::kBlockListThreads)\n"
-      "attn_block_list(const __grid_constant__ attn::device::BlockListParams p) {\n"
-      "  attn::device::write_block_mask(p);\n"
-      "}\n";
+      "attn_block_list(const __grid_constant__ attn::device::BlockListParams p) {{\n"
+      "  attn::device::write_block_mask<{}>(p);\n"
+      "}}\n",
+      wide);
   return source;
 }
 
 void write_block_mask(const Tensor& lists, const Tensor& blocks, const Context& context) {
   const ContextGuard guard(blocks.device.index);
   device::BlockListParams parameters{};
-  parameters.lists = static_cast<const int*>(lists.data);
+  const BlockListConfig config{.wide = lists.dtype == DType::i64};
+  parameters.lists = lists.data;
   parameters.blocks = static_cast<unsigned char*>(blocks.data);
   std::copy_n(lists.strides.begin(), 3, parameters.list_strides);
   std::copy_n(blocks.strides.begin(), 3, parameters.block_strides);
@@ -51,7 +55,7 @@ void write_block_mask(const Tensor& lists, const Tensor& blocks, const Context& 
       std::clamp<std::int64_t>((parameters.rows + kWarps - 1) / kWarps, 1, kMostBlocksAtOnce));
   std::array<void*, 1> arguments{&parameters};
   kernels_by_key<BlockListConfig>()
-      .get(blocks.device.index, {}, context, [] { return block_list_source(); })
+      .get(blocks.device.index, config, context, [&] { return block_list_source(config.wide); })
       .launch(launch, context.stream, arguments.data());
 }
 

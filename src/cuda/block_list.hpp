@@ -11,7 +11,7 @@ namespace attn::cuda {
 // Throws Error(unavailable | unsupported | device).
 void write_block_mask(const Tensor& lists, const Tensor& blocks, const Context& context);
 
-// Its kernel, one for all lists.
-Source block_list_source();
+// Its kernel. wide: lists of int64.
+Source block_list_source(bool wide);
 
 }  // namespace attn::cuda

@@ -18,6 +18,7 @@ void write_packed_tail(const Problem& problem, const Inputs& inputs, const Outpu
 void write_packed_tail(const Problem& problem, const Inputs& inputs, const Gradients& gradients,
                        const Context& context);
 
-Source packed_tail_source();
+// wide: cu_seqlens is of int64.
+Source packed_tail_source(bool wide = false);
 
 }  // namespace attn::cuda

@@ -6,14 +6,6 @@
 #include "core/philox.hpp"
 
 namespace attn::cuda {
-namespace {
-
-const int* integers(const Tensor& t) {
-  return t.given() ? static_cast<const int*>(t.data) : nullptr;
-}
-
-}  // namespace
-
 void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tensor& rng_state) {
   const std::uint32_t threshold = core::dropout_threshold(dropout.probability);
   to.dropout_threshold = threshold;
@@ -57,6 +49,18 @@ void fill_problem_parameters(device::ProblemParams& to, const Problem& p) {
   to.scale_log2 = static_cast<float>(p.scale() * kLog2E);
 }
 
+unsigned wide_tensors(const Inputs& inputs) {
+  const auto bit = [](const Tensor& t, device::WideTensor wide) {
+    return t.given() && t.dtype == DType::i64 ? unsigned{wide} : 0;
+  };
+  return bit(inputs.cu_seqlens_q, device::kWideCuSeqlensQ) |
+         bit(inputs.cu_seqlens_k, device::kWideCuSeqlensK) |
+         bit(inputs.seqused_q, device::kWideSequsedQ) |
+         bit(inputs.seqused_k, device::kWideSequsedK) |
+         bit(inputs.page_table, device::kWidePageTable) |
+         bit(inputs.key_list, device::kWideKeyLists);
+}
+
 void fill_tensors(device::ProblemParams& to, const Problem& p, const Inputs& inputs,
                   const Outputs& outputs) {
   to.q = inputs.q.data;
@@ -69,10 +73,10 @@ void fill_tensors(device::ProblemParams& to, const Problem& p, const Inputs& inp
   if (const Tensor& lse = outputs.lse; lse.given()) {
     to.lse_strides = lse_strides_of(lse, p.layout_q);
   }
-  to.cu_seqlens_q = integers(inputs.cu_seqlens_q);
-  to.cu_seqlens_k = integers(inputs.cu_seqlens_k);
-  to.seqused_q = integers(inputs.seqused_q);
-  to.seqused_k = integers(inputs.seqused_k);
+  to.cu_seqlens_q = inputs.cu_seqlens_q.data;
+  to.cu_seqlens_k = inputs.cu_seqlens_k.data;
+  to.seqused_q = inputs.seqused_q.data;
+  to.seqused_k = inputs.seqused_k.data;
   if (p.sink) to.sink = static_cast<const float*>(inputs.sink.data);
   fill_dropout(to, p.dropout, inputs.rng_state);
 }

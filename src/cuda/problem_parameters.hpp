@@ -16,6 +16,8 @@ void fill_dropout(device::ProblemParams& to, const Dropout& dropout, const Tenso
 
 // What of ProblemParams follows from the problem, but for dropout: sizes and scale.
 void fill_problem_parameters(device::ProblemParams& to, const Problem& problem);
+// Bits of device::WideTensor, of the tensors of int64.
+unsigned wide_tensors(const Inputs& inputs);
 // The rest: the tensors of a call, with the strides of O and LSE as far as they are given, and
 // dropout.
 void fill_tensors(device::ProblemParams& to, const Problem& problem, const Inputs& inputs,

@@ -12,6 +12,7 @@
 #include "core/expr/build.hpp"
 #include "core/problem/rows.hpp"
 #include "core/tensor/element.hpp"
+#include "core/tensor/integers.hpp"
 #include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
 #include "cpu/cpu.hpp"
@@ -35,7 +36,7 @@ std::int64_t own_keys(std::int64_t length, std::int64_t page, int rank, int rank
 struct CachedPart {
   Problem problem;
   Inputs inputs;
-  std::vector<std::int32_t> used;
+  std::vector<std::int32_t> lengths, used;  // of the whole sequences, and here
 
   CachedPart(const Problem& given, const Inputs& whole, const Group& group)
       : problem(given), inputs(whole) {
@@ -47,24 +48,29 @@ struct CachedPart {
                   "dropout (problem " +
                       core::echo(given) + ")");
     }
-    const Tensor& lengths = whole.seqused_k;
-    if (!lengths.given()) {
+    const Tensor& given_lengths = whole.seqused_k;
+    if (!given_lengths.given()) {
       check.refuse("seqused_k is not given; accepted are the lengths of the whole sequences");
     }
-    check.tensor("seqused_k", lengths, DType::i32, {core::kAnySize});
-    check.contiguous("seqused_k", lengths);
+    check.integers("seqused_k", given_lengths, {core::kAnySize});
+    check.contiguous("seqused_k", given_lengths);
     if (whole.k.rank != 4) {
       check.refuse(fmt::format("k is {}; accepted is [pages, page_size, heads, head_dim] (paged)",
                                to_string(whole.k)));
     }
     const std::int64_t page = given.page_size != 0 ? given.page_size : whole.k.shape[1];
     const std::int64_t ranks = group.size();
-    const auto* const values = static_cast<const std::int32_t*>(lengths.data);
-    for (std::int64_t b = 0; b < lengths.shape[0]; ++b) {
+    const core::Integers values(given_lengths);
+    const std::int64_t batch = given_lengths.shape[0];
+    for (std::int64_t b = 0; b < batch; ++b) {
+      if (values[b] < 0 || values[b] > std::numeric_limits<std::int32_t>::max()) {
+        check.refuse(fmt::format("seqused_k[{}] is {}; accepted are 0 to 2^31 - 1", b, values[b]));
+      }
+      lengths.push_back(static_cast<std::int32_t>(values[b]));
       used.push_back(static_cast<std::int32_t>(
           own_keys(values[b], page, group.rank(), static_cast<int>(ranks))));
     }
-    inputs.seqused_k = tensor(used.data(), {lengths.shape[0]});
+    inputs.seqused_k = tensor(used.data(), {batch});
     // Page i here is page i * ranks + rank of the sequence.
     const Expr& key = expr::symbols().key;
     const auto number = [](std::int64_t n) { return expr::int32(static_cast<std::int32_t>(n)); };
@@ -81,7 +87,9 @@ struct CachedPart {
     for (const Expr* e : {&problem.mask, &problem.score}) {
       if (e->empty() || is_bound()) continue;
       for (const auto& buffer : expr::buffers(*e)) {
-        if (buffer->name() == kOwnLength) inputs.buffers.emplace_back(kOwnLength, lengths);
+        if (buffer->name() == kOwnLength) {
+          inputs.buffers.emplace_back(kOwnLength, tensor(lengths.data(), {batch}));
+        }
       }
     }
     problem = complete(problem, inputs);
@@ -209,8 +217,7 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
                  fmt::format("{} b{} sq{} hq{} hk{} d{} dv{} page {} scale {} sink {}",
                              name(p.dtype), p.batch, p.seqlen_q, p.heads_q, p.heads_k, p.head_dim,
                              p.head_dim_v, p.page_size, p.scale(), problem.sink));
-    const auto* const lengths = static_cast<const std::int32_t*>(inputs.seqused_k.data);
-    greeting.add("lengths", fmt::format("{}", fmt::join(lengths, lengths + p.batch, ",")));
+    greeting.add("lengths", fmt::format("{}", fmt::join(own->lengths, ",")));
   } catch (const Error& error) {
     greeting.refuse(error.code(), error.what());
   }

@@ -277,7 +277,8 @@ TEST(CCalls, AppendKv) {
   const Tensor cache_k = memory.zeros(DType::u8, {3, 4, 2, 34});
   const Tensor cache_v = memory.zeros(DType::u8, {3, 4, 2, 32});
   const Tensor scale_v = memory.zeros(DType::f32, {3, 4, 2});
-  std::vector<std::int32_t> starts{0, 3, 5}, lengths{6, 1}, table{2, 1, 0, -1};
+  const std::vector<std::int32_t> starts{0, 3, 5};
+  const std::vector<std::int64_t> lengths{6, 1}, table{2, 1, 0, -1};
   const AppendInputs inputs{.q = q,
                             .k = k,
                             .v = v,

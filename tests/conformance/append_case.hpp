@@ -102,9 +102,15 @@ class AppendCase {
       core::store_element(t.memory.data() + i, t.view.dtype, magnitude * normal(random_));
     }
   }
+  // int32 or int64.
   Owned integers(const std::vector<std::int32_t>& values, std::vector<std::int64_t> shape) {
-    Owned t(DType::i32, std::move(shape));
-    if (!values.empty()) std::memcpy(t.memory.data(), values.data(), values.size() * 4);
+    Owned t(chance(50) ? DType::i64 : DType::i32, std::move(shape));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::int64_t wide = values[i];
+      const std::size_t bytes = size_of(t.view.dtype);
+      const void* const from = bytes == 8 ? static_cast<const void*>(&wide) : &values[i];
+      std::memcpy(t.memory.data() + i * bytes, from, bytes);
+    }
     return t;
   }
 

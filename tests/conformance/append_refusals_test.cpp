@@ -18,6 +18,7 @@ struct Call {
   std::vector<float> q, k, v, to_q, to_k, to_v, cos, sin, weight, scale;
   std::vector<std::uint8_t> bytes;
   std::vector<std::int32_t> lengths{2, 7}, positions, table{3, 0, 1, 4}, starts{0, 3, 6};
+  std::vector<std::int64_t> wide;  // integers that are not 32 bits
   AppendProblem problem;
   AppendInputs in;
   AppendOutputs out;
@@ -61,6 +62,13 @@ struct Call {
     return all(to_q, -1.0f) && all(to_k, -1.0f) && all(to_v, -1.0f) && all(scale, -1.0f) &&
            all(bytes, std::uint8_t{0xa5});
   }
+  // The numbers in a shape as int64, one of them replaced.
+  Tensor integers(const std::vector<std::int32_t>& values,
+                  std::initializer_list<std::int64_t> shape, std::size_t at, std::int64_t value) {
+    wide.assign(values.begin(), values.end());
+    wide[at] = value;
+    return tensor(wide.data(), shape);
+  }
   Tensor rows_of_bytes(std::int64_t size) { return tensor(bytes.data(), {5, 4, 2, size}); }
 };
 
@@ -83,6 +91,7 @@ struct Refusal {
   ErrorCode code = ErrorCode::invalid_argument;
 };
 
+constexpr std::int64_t kHigh = std::int64_t{1} << 32;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 const Refusal kRefusals[] = {
@@ -182,6 +191,46 @@ const Refusal kRefusals[] = {
        c.in.positions = tensor(c.positions.data(), {2, 3});
      },
      "new rows 0 and 2 go to the same row of the caches"},
+    // Numbers whose low halves would do.
+    {"WideLength",
+     [](Call& c) {
+       c.in.cos = c.in.sin = {};
+       c.in.cache_seqlens = c.integers({2, 4}, {2}, 1, kHigh + 4);
+     },
+     "the position of new row 3, of sequence 1, is 4294967300; accepted are up to 7"},
+    {"WideLengthPastSums",
+     [](Call& c) {
+       c.in.cache_seqlens = c.integers({2, 4}, {2}, 0, INT64_MAX);
+     },
+     "cache_seqlens[0] is 9223372036854775807; accepted are 0 to 2^62"},
+    {"WidePosition",
+     [](Call& c) {
+       c.in.cache_seqlens = {};
+       c.in.cos = c.in.sin = {};
+       c.in.positions = c.integers({2, 3, 4, 5, 6, 7}, {2, 3}, 2, kHigh + 4);
+     },
+     "the position of new row 2, of sequence 0, is 4294967300; accepted are up to 7"},
+    {"WideRopePosition",
+     [](Call& c) {
+       c.in.rope_positions = c.integers({2, 3, 4, 5, 6, 7}, {2, 3}, 1, kHigh + 3);
+     },
+     "the rotary position of new row 1 is 4294967299"},
+    {"WidePage",
+     [](Call& c) {
+       c.in.page_table = c.integers({3, 0, 1, 4}, {2, 2}, 3, kHigh + 4);
+     },
+     "page_table[1, 1] is 4294967300; accepted are 0 to 4"},
+    {"WideStarts",
+     [](Call& c) {
+       c.in.q = tensor(c.q.data(), {6, 4, 8});
+       c.in.k = tensor(c.k.data(), {6, 2, 8});
+       c.in.v = tensor(c.v.data(), {6, 2, 8});
+       c.out.q = tensor(c.to_q.data(), {6, 4, 8});
+       c.in.cu_seqlens = c.integers({0, 3, 6}, {3}, 2, kHigh + 6);
+     },
+     "cu_seqlens[2] is 4294967302; accepted are up to 6"},
+    {"LengthsOfBytes", [](Call& c) { c.in.cache_seqlens.dtype = DType::u8; },
+     "cache_seqlens is u8[2] strides (1) on cpu; accepted is i32 or i64 [2]"},
     {"BatchOfPages", [](Call& c) { c.in.page_table.shape[0] = 1; }, "page_table is i32[1, 2]"},
     {"BatchOfCache", [](Call& c) { c.in.page_table = {}; }, "k of the outputs is f32[5, 4, 2, 8]"},
     {"PagesOfNothing",

@@ -43,6 +43,15 @@ TEST(BlockList, BytesSayWhatListsName) {
   const std::vector<std::uint8_t> expected{0, 0, 0, 1, 77, 77, 77, 1, 0, 0, 0, 77, 77, 77,
                                            0, 1, 1, 0, 77, 77, 77, 0, 0, 0, 0, 77, 77, 77};
   EXPECT_EQ(bytes, expected);
+  // The same numbers as int64, and others whose low halves would be blocks.
+  std::vector<std::int64_t> wide(numbers.begin(), numbers.end());
+  wide[0] += std::int64_t{1} << 32;  // row 0 names block 3 twice
+  wide[1] = (std::int64_t{1} << 32) + 1;
+  lists.dtype = DType::i64;
+  lists.data = wide.data();
+  bytes.assign(bytes.size(), 77);
+  write_block_mask(lists, blocks);
+  EXPECT_EQ(bytes, expected);
 }
 
 // Query head 2 h and 2 h + 1 follow list h; O is computed once more from the lists alone.

@@ -99,7 +99,7 @@ const Refusal kSequences[] = {
     {"PageTableBatch",
      paged_call,
      [](Call& c) { c.in.page_table.shape[0] = 1; },
-     {"page_table is i32[1, 3]", "i32[2, any]"},
+     {"page_table is i32[1, 3]", "i32 or i64 [2, any]"},
      kForward},
     {"PagePastTheEnd",
      paged_call,

@@ -119,6 +119,37 @@ TEST(CudaAppendKv, RowsWithoutAPlaceAreNotWritten) {
   }
 }
 
+// Numbers of int64 whose low halves would be a place.
+TEST(CudaAppendKv, NumbersPast32BitsAreNoPlaces) {
+  ATTN_NEEDS_GPU();
+  constexpr std::int64_t kHeads = 2, kDim = 8, kHigh = std::int64_t{1} << 32;
+  const std::vector<float> k(4 * kHeads * kDim, 1.0f);
+  const auto rows_written = [&](const AppendProblem& problem, AppendInputs in) {
+    std::vector<float> cache(3 * 4 * kHeads * kDim, 9.0f);
+    in.k = tensor(k.data(), {1, 4, kHeads, kDim});
+    const bool paged = in.page_table.given();
+    run_on_gpu(problem, in,
+               {.k = paged ? tensor(cache.data(), {3, 4, kHeads, kDim})
+                           : tensor(cache.data(), {1, 12, kHeads, kDim})});
+    std::vector<std::size_t> rows;
+    for (std::size_t i = 0; i < cache.size(); i += kHeads * kDim) {
+      if (cache[i] == 1.0f) rows.push_back(i / (kHeads * kDim));
+    }
+    return rows;
+  };
+  using Rows = std::vector<std::size_t>;
+  const std::vector<std::int64_t> positions{0, kHigh + 1, 4, 8}, table{2, kHigh, 0};
+  const Tensor at = tensor(positions.data(), {1, 4});
+  EXPECT_EQ(rows_written({}, {.positions = at}), (Rows{0, 4, 8}));
+  EXPECT_EQ(rows_written({}, {.positions = at, .page_table = tensor(table.data(), {1, 3})}),
+            (Rows{0, 8}));
+  // Of a ring a large position has a place: 2^32 + 1 is 5 modulo 12.
+  EXPECT_EQ(rows_written({.ring = true}, {.positions = at}), (Rows{0, 4, 5, 8}));
+  for (const std::int64_t keys : {kHigh, INT64_MAX, INT64_MIN}) {
+    EXPECT_EQ(rows_written({}, {.cache_seqlens = tensor(&keys, {1})}), Rows{}) << keys;
+  }
+}
+
 // Numbers that are too large for f32 when divided by a given scale become the largest codes, as on
 // a CPU.
 TEST(CudaAppendKv, QuotientsPastFloatAreTheLargestCodes) {

@@ -107,6 +107,12 @@ TEST_P(CudaPackedTail, IsWrittenInEveryResult) {
   Inputs inputs{.q = q.device(), .k = k.device(), .v = v.device()};
   inputs.cu_seqlens_q = inputs.cu_seqlens_k =
       tensor(cu.data(), DType::i32, {static_cast<std::int64_t>(starts.size())}, kGpu);
+  const std::vector<std::int64_t> wide_starts(starts.begin(), starts.end());
+  DeviceBuffer wide(kGpu.index, 4 * sizeof(std::int64_t));
+  wide.upload(wide_starts.data(), 4 * sizeof(std::int64_t));
+  if (dtype != DType::bf16) {  // another dtype than of Q's
+    inputs.cu_seqlens_k = tensor(wide.data(), DType::i64, {std::ssize(wide_starts)}, kGpu);
+  }
   const Outputs outputs{.o = o.device(), .lse = lse.device()};
 
   std::optional<DeviceBuffer> workspace, backward_workspace;

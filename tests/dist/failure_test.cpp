@@ -282,5 +282,24 @@ TEST(Failure, MessagesOfAnotherSizeAreRefused) {
   EXPECT_NE(std::string(errors[0]->what()).find("rank 1 sent 4 bytes"), std::string::npos);
 }
 
+// A length of int64 whose low half would do.
+TEST(Failure, AWideLengthOfACacheIsRefusedEverywhere) {
+  const auto errors = errors_of([](const Group& group) {
+    std::vector<float> q(8), k(32), o(8, -1.0f);
+    const std::vector<std::int32_t> table{0};
+    const std::int64_t length = group.rank() == 1 ? (std::int64_t{1} << 32) + 3 : 3;
+    Problem problem;
+    problem.layout_k = Layout::paged;
+    const Inputs inputs{.q = tensor(q.data(), {1, 1, 1, 8}),
+                        .k = tensor(k.data(), {1, 4, 1, 8}),
+                        .v = tensor(k.data(), {1, 4, 1, 8}),
+                        .seqused_k = tensor(&length, {1}),
+                        .page_table = tensor(table.data(), {1, 1})};
+    forward_cached(problem, group, inputs, {.o = tensor(o.data(), {1, 1, 1, 8})});
+  });
+  expect_all(errors, "seqused_k[0] is 4294967299; accepted are 0 to 2^31 - 1",
+             ErrorCode::invalid_argument);
+}
+
 }  // namespace
 }  // namespace attn::dist

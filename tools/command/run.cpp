@@ -210,12 +210,13 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
   };
   constexpr std::array<Input, 9> kInputs{{
       {"--cu-seqlens-q", &ProblemOptions::cu_seqlens_q,
-       "i32 [batch + 1]: Q is packed, [total, heads, head_dim]"},
-      {"--cu-seqlens-k", &ProblemOptions::cu_seqlens_k, "i32 [batch + 1]: K, V are packed"},
-      {"--seqused-q", &ProblemOptions::seqused_q, "i32 [batch]: rows of Q in use"},
-      {"--seqused-k", &ProblemOptions::seqused_k, "i32 [batch]: keys in use"},
+       "i32 or i64 [batch + 1]: Q is packed, [total, heads, head_dim]"},
+      {"--cu-seqlens-k", &ProblemOptions::cu_seqlens_k, "i32 or i64 [batch + 1]: K, V are packed"},
+      {"--seqused-q", &ProblemOptions::seqused_q, "i32 or i64 [batch]: rows of Q in use"},
+      {"--seqused-k", &ProblemOptions::seqused_k, "i32 or i64 [batch]: keys in use"},
       {"--page-table", &ProblemOptions::page_table,
-       "i32 [batch, pages of a sequence]: K, V are paged, [pages, page_size, heads, head_dim]"},
+       "i32 or i64 [batch, pages of a sequence]: K, V are paged, [pages, page_size, heads, "
+       "head_dim]"},
       {"--sink", &ProblemOptions::sink, "f32 [heads]: logits in the denominator"},
       {"--rng-state", &ProblemOptions::rng_state, "i64 [2]: seed and offset of dropout"},
       {"--d-o", &ProblemOptions::d_o, "Gradient of O, of its shape; with --backward"},

@@ -195,7 +195,7 @@ void check_pages(const ArgumentCheck& check, AppendCall& call, const Tensor& tab
   call.capacity = call.block_rows;
   if (!call.paged) return;
   if (!call.cached) check.not_given("page_table", table, "k and v are not");
-  check.tensor("page_table", table, DType::i32, {call.batch, kAnySize});
+  check.integers("page_table", table, {call.batch, kAnySize});
   check.contiguous_rows("page_table", table);
   if (__builtin_mul_overflow(call.block_rows, table.shape[1], &call.capacity)) {
     check.refuse(fmt::format("page_table is {}; accepted are fewer than 2^63 rows in its pages",
@@ -239,9 +239,9 @@ void check_positions(const ArgumentCheck& check, const AppendCall& call) {
   const Shape of_rows = call.packed ? Shape{call.rows} : Shape{call.batch, call.seqlen};
   if (in.cache_seqlens.given()) {
     check.not_given("positions", in.positions, "cache_seqlens is given");
-    check.tensor("cache_seqlens", in.cache_seqlens, DType::i32, {call.batch});
+    check.integers("cache_seqlens", in.cache_seqlens, {call.batch});
   } else if (in.positions.given()) {
-    check.tensor("positions", in.positions, DType::i32, of_rows);
+    check.integers("positions", in.positions, of_rows);
   } else if (call.cached || (call.rope_dim > 0 && !in.rope_positions.given())) {
     check.refuse(
         fmt::format("cache_seqlens and positions are not given; accepted is one of them, as {}",
@@ -250,7 +250,7 @@ void check_positions(const ArgumentCheck& check, const AppendCall& call) {
   if (call.rope_dim == 0) {
     check.not_given("rope_positions", in.rope_positions, "there is no rotary embedding");
   } else if (in.rope_positions.given()) {
-    check.tensor("rope_positions", in.rope_positions, DType::i32, of_rows);
+    check.integers("rope_positions", in.rope_positions, of_rows);
   }
 }
 

@@ -6,17 +6,16 @@
 #include <utility>
 
 #include "core/append/append.hpp"
+#include "core/tensor/integers.hpp"
 
 namespace attn::core {
 namespace {
 
-std::int64_t i32_at(const Tensor& t, std::int64_t element) {
-  return static_cast<const std::int32_t*>(t.data)[element];
-}
+std::int64_t integer_at(const Tensor& t, std::int64_t element) { return Integers(t)[element]; }
 // Of a tensor [batch, seqlen] or packed [total].
 std::int64_t of_row(const AppendCall& call, const Tensor& t, std::int64_t row) {
-  if (call.packed) return i32_at(t, row * t.strides[0]);
-  return i32_at(t, row / call.seqlen * t.strides[0] + row % call.seqlen * t.strides[1]);
+  if (call.packed) return integer_at(t, row * t.strides[0]);
+  return integer_at(t, row / call.seqlen * t.strides[0] + row % call.seqlen * t.strides[1]);
 }
 
 class Places {
@@ -51,10 +50,9 @@ class Places {
  private:
   std::int64_t cached_keys(std::int64_t sequence) const {
     const Tensor& lengths = call_.inputs.cache_seqlens;
-    const std::int64_t keys = i32_at(lengths, sequence * lengths.strides[0]);
-    if (keys < 0) {
-      check_.refuse(fmt::format("cache_seqlens[{}] is {}; accepted are numbers of at least 0",
-                                sequence, keys));
+    const std::int64_t keys = integer_at(lengths, sequence * lengths.strides[0]);
+    if (keys < 0 || keys > kMostKeys) {
+      check_.refuse(fmt::format("cache_seqlens[{}] is {}; accepted are 0 to 2^62", sequence, keys));
     }
     return keys;
   }
@@ -79,7 +77,7 @@ class Places {
     if (!call_.paged) return sequence * call_.block_rows + position;
     const Tensor& table = call_.inputs.page_table;
     const std::int64_t n = position / call_.block_rows;
-    const std::int64_t page = i32_at(table, sequence * table.strides[0] + n * table.strides[1]);
+    const std::int64_t page = integer_at(table, sequence * table.strides[0] + n * table.strides[1]);
     if (page < 0 || page >= call_.blocks) {
       check_.refuse(
           fmt::format("page_table[{}, {}] is {}; accepted are 0 to {}, the pages of the caches, as "
@@ -88,6 +86,9 @@ class Places {
     }
     return page * call_.block_rows + position % call_.block_rows;
   }
+
+  // So that rows can be added to them.
+  static constexpr std::int64_t kMostKeys = std::int64_t{1} << 62;
 
   const AppendCall& call_;
   const ArgumentCheck check_;
@@ -129,9 +130,10 @@ std::vector<AppendRow> append_rows(const AppendCall& call) {
   rows.reserve(static_cast<std::size_t>(call.rows));
   const Places places(call);
   for (std::int64_t b = 0; b < call.batch; ++b) {
-    const std::int64_t first = call.packed ? i32_at(call.inputs.cu_seqlens, b) : b * call.seqlen;
+    const std::int64_t first =
+        call.packed ? integer_at(call.inputs.cu_seqlens, b) : b * call.seqlen;
     const std::int64_t last =
-        call.packed ? i32_at(call.inputs.cu_seqlens, b + 1) : first + call.seqlen;
+        call.packed ? integer_at(call.inputs.cu_seqlens, b + 1) : first + call.seqlen;
     places.add_sequence(b, first, last, rows);
   }
   check_apart(rows);

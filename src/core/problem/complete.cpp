@@ -33,7 +33,7 @@ void fill(std::int64_t& size, std::int64_t from_tensor) {
 // The number of sequences that cu_seqlens describes.
 std::int64_t packed_batch(const ArgumentCheck& check, std::string_view name, const Tensor& t) {
   if (t.rank != 1 || t.shape[0] < 1) {
-    check.refuse(fmt::format("{} is {}; accepted is i32[batch + 1]", name, to_string(t)));
+    check.refuse(fmt::format("{} is {}; accepted is i32 or i64 [batch + 1]", name, to_string(t)));
   }
   return t.shape[0] - 1;
 }
@@ -96,7 +96,7 @@ void fill_k(const ArgumentCheck& check, Problem& p, const Inputs& inputs) {
   } else if (p.layout_k == Layout::paged) {
     fill(p.page_size, k.shape[1]);
     const Tensor& table = inputs.page_table;
-    check.tensor("page_table", table, DType::i32, {p.batch, core::kAnySize});
+    check.integers("page_table", table, {p.batch, core::kAnySize});
     std::int64_t capacity = 0;
     if (__builtin_mul_overflow(p.page_size, table.shape[1], &capacity)) {
       check.refuse(

@@ -10,14 +10,14 @@
 namespace attn::core {
 
 struct KeyList {
-  const std::int32_t* entries = nullptr;
+  Integers entries{};
   std::int64_t count = 0;
   std::int32_t length = 0;  // keys of the sequence
 
   // The key of an entry; -1 where it is none of the sequence's.
   std::int32_t key(std::int64_t entry) const {
-    const std::int32_t key = entries[entry];
-    return key >= 0 && key < length ? key : -1;
+    const std::int64_t key = entries[entry];
+    return key >= 0 && key < length ? static_cast<std::int32_t>(key) : -1;
   }
 };
 
@@ -25,14 +25,12 @@ struct KeyList {
 inline KeyList key_list(const Problem& problem, const Inputs& inputs, const Sequence& sequence,
                         std::int64_t query, std::int64_t head_k) {
   const Tensor& t = inputs.key_list;
-  const auto* const entries = static_cast<const std::int32_t*>(t.data);
   const bool packed = problem.layout_q == Layout::packed;
   const std::int64_t head = t.shape[packed ? 0 : 1] == 1 ? 0 : head_k;
-  const std::int64_t first =
-      packed ? static_cast<const std::int32_t*>(inputs.cu_seqlens_q.data)[sequence.batch] : 0;
+  const std::int64_t first = packed ? Integers(inputs.cu_seqlens_q)[sequence.batch] : 0;
   const std::int64_t offset =
       packed ? t.offset({head, first + query, 0}) : t.offset({sequence.batch, head, query, 0});
-  return {entries + offset, problem.key_list, sequence.length_k};
+  return {Integers(t).from(offset), problem.key_list, sequence.length_k};
 }
 
 // Calls visit(first, count, key) for each run of entries [first, first + count) that are the keys

@@ -125,7 +125,8 @@ void take_keys(const Problem& problem, const Inputs& inputs, std::int64_t batch,
     to.page_table.rank = 2;
     to.page_table.shape = {batch, table.shape[0] - page, 0, 0};
     to.page_table.strides = {0, 1, 0, 0};
-    to.page_table.data = static_cast<std::int32_t*>(table.data) + page;
+    to.page_table.data = static_cast<std::byte*>(table.data) +
+                         page * static_cast<std::int64_t>(size_of(table.dtype));
     return;
   }
   to.k = shared_rows(inputs.prefix_k, batch, first, keys);

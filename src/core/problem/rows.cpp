@@ -14,12 +14,10 @@ std::byte* address(const Tensor& t, std::int64_t offset) {
   return t.data == nullptr ? nullptr : static_cast<std::byte*>(t.data) + offset * element_bytes(t);
 }
 
-const std::int32_t* i32(const Tensor& t) { return static_cast<const std::int32_t*>(t.data); }
-
 // t: [batch, seqlen, heads, dim], or with cu_seqlens [total, heads, dim].
-Rows rows_of(const Tensor& t, const std::int32_t* cu_seqlens, std::int64_t batch) {
+Rows rows_of(const Tensor& t, const Integers& cu_seqlens, std::int64_t batch) {
   const std::int64_t bytes = element_bytes(t);
-  if (cu_seqlens != nullptr) {
+  if (cu_seqlens) {
     return {.base = address(t, cu_seqlens[batch] * t.strides[0]),
             .row_stride = t.strides[0] * bytes,
             .head_stride = t.strides[1] * bytes};
@@ -29,29 +27,30 @@ Rows rows_of(const Tensor& t, const std::int32_t* cu_seqlens, std::int64_t batch
           .head_stride = t.strides[2] * bytes};
 }
 
-const std::int32_t* cu_seqlens(Layout layout, const Tensor& t) {
-  return layout == Layout::packed ? i32(t) : nullptr;
+Integers cu_seqlens(Layout layout, const Tensor& t) {
+  return layout == Layout::packed ? Integers(t) : Integers();
 }
 
 // t: [pages, page_size, heads, dim]
 Rows paged_rows(const Problem& problem, const Inputs& inputs, const Tensor& t, std::int64_t batch) {
   const std::int64_t bytes = element_bytes(t);
   const Tensor& table = inputs.page_table;
-  return {.base = address(t, 0),
-          .row_stride = t.strides[1] * bytes,
-          .head_stride = t.strides[2] * bytes,
-          .pages = table.data == nullptr ? nullptr : i32(table) + batch * table.strides[0],
-          .page_size = problem.page_size,
-          .page_stride = t.strides[0] * bytes,
-          .page_count = static_cast<std::int32_t>(
-              std::min<std::int64_t>(t.shape[0], std::numeric_limits<std::int32_t>::max()))};
+  return {
+      .base = address(t, 0),
+      .row_stride = t.strides[1] * bytes,
+      .head_stride = t.strides[2] * bytes,
+      .pages = table.data == nullptr ? Integers() : Integers(table).from(batch * table.strides[0]),
+      .page_size = problem.page_size,
+      .page_stride = t.strides[0] * bytes,
+      .page_count = static_cast<std::int32_t>(
+          std::min<std::int64_t>(t.shape[0], std::numeric_limits<std::int32_t>::max()))};
 }
 
 // Puts the shared prefix before the rows of K, or of V.
 void add_prefix(const Problem& problem, const Inputs& inputs, const Tensor& t, Rows& rows) {
   rows.prefix = static_cast<std::int32_t>(problem.seqlen_prefix);
   if (problem.paged_prefix) {
-    rows.prefix_pages = i32(inputs.prefix_page_table);
+    rows.prefix_pages = Integers(inputs.prefix_page_table);
     return;
   }
   rows.prefix_base = address(t, 0);
@@ -59,12 +58,12 @@ void add_prefix(const Problem& problem, const Inputs& inputs, const Tensor& t, R
   rows.prefix_head_stride = t.strides[1] * element_bytes(t);
 }
 
-std::int64_t capacity(const std::int32_t* starts, std::int64_t seqlen, std::int64_t batch) {
-  return starts == nullptr ? seqlen : starts[batch + 1] - starts[batch];
+std::int64_t capacity(const Integers& starts, std::int64_t seqlen, std::int64_t batch) {
+  return starts ? starts[batch + 1] - starts[batch] : seqlen;
 }
 
 std::int32_t length(const Tensor& seqused, std::int64_t capacity, std::int64_t batch) {
-  return seqused.given() ? i32(seqused)[batch] : static_cast<std::int32_t>(capacity);
+  return static_cast<std::int32_t>(seqused.given() ? Integers(seqused)[batch] : capacity);
 }
 
 }  // namespace
@@ -83,10 +82,10 @@ Sequence sequence(const Problem& problem, const Inputs& inputs, std::int64_t bat
   // Rows of a packed tensor behind all sequences are unused rows of the last one.
   if (batch + 1 >= problem.batch) {
     if (problem.layout_q == Layout::packed) {
-      s.capacity_q = inputs.q.shape[0] - i32(inputs.cu_seqlens_q)[batch];
+      s.capacity_q = inputs.q.shape[0] - Integers(inputs.cu_seqlens_q)[batch];
     }
     if (problem.layout_k == Layout::packed) {
-      s.capacity_k = inputs.k.shape[0] - i32(inputs.cu_seqlens_k)[batch];
+      s.capacity_k = inputs.k.shape[0] - Integers(inputs.cu_seqlens_k)[batch];
     }
   }
   s.q = RowsOfQ(rows_like_q(problem, inputs, inputs.q, batch));
@@ -126,7 +125,7 @@ Rows rows_of_scales(const Problem& problem, const Inputs& inputs, const Tensor& 
 Rows lse_rows(const Problem& problem, const Inputs& inputs, const Tensor& lse, std::int64_t batch) {
   const std::int64_t bytes = element_bytes(lse);
   if (problem.layout_q == Layout::packed) {  // [heads_q, total_q]
-    return {.base = address(lse, i32(inputs.cu_seqlens_q)[batch] * lse.strides[1]),
+    return {.base = address(lse, Integers(inputs.cu_seqlens_q)[batch] * lse.strides[1]),
             .row_stride = lse.strides[1] * bytes,
             .head_stride = lse.strides[0] * bytes};
   }

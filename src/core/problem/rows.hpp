@@ -6,6 +6,7 @@
 
 #include "attn/problem.hpp"
 #include "attn/run.hpp"
+#include "core/tensor/integers.hpp"
 
 namespace attn::core {
 
@@ -14,7 +15,7 @@ struct Rows {
   std::byte* base = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;
-  const std::int32_t* pages = nullptr;  // of this sequence; null unless paged
+  Integers pages{};  // of this sequence; none unless paged
   std::int64_t page_size = 0;
   std::int64_t page_stride = 0;
   std::int32_t page_count = 0;  // of the tensor, as far as a page table can tell pages apart
@@ -24,21 +25,21 @@ struct Rows {
   std::byte* prefix_base = nullptr;
   std::int64_t prefix_row_stride = 0;
   std::int64_t prefix_head_stride = 0;
-  const std::int32_t* prefix_pages = nullptr;  // of the same tensor; null unless paged
+  Integers prefix_pages{};  // of the same tensor; none unless paged
 
   std::byte* row(std::int64_t i, std::int64_t head) const {
     if (prefix == 0) return own_row(i, head);
     if (i >= prefix) return own_row(i - prefix, head);
-    if (prefix_pages != nullptr) return paged_row(prefix_pages, i, head);
+    if (prefix_pages) return paged_row(prefix_pages, i, head);
     return prefix_base + i * prefix_row_stride + head * prefix_head_stride;
   }
 
   std::byte* own_row(std::int64_t i, std::int64_t head) const {
-    if (pages != nullptr) return paged_row(pages, i, head);
+    if (pages) return paged_row(pages, i, head);
     return base + i * row_stride + head * head_stride;
   }
 
-  std::byte* paged_row(const std::int32_t* of, std::int64_t i, std::int64_t head) const {
+  std::byte* paged_row(const Integers& of, std::int64_t i, std::int64_t head) const {
     // An entry that is no page has no visible key (validate.hpp): page 0 stands in for it.
     const std::int64_t page = of[i / page_size];
     return base + (page >= 0 && page < page_count ? page : 0) * page_stride +

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/tensor/integers.hpp"
 #include "core/tensor/overlap.hpp"
 #include "core/text/echo.hpp"
 
@@ -48,13 +49,13 @@ bool addressable(const Tensor& t, std::int64_t size) {  // size: of an element
   return extent <= kMaxExtent && elements <= kMaxExtent;
 }
 
-std::string shape_text(DType dtype, const Shape& shape) {
+std::string shape_text(std::string_view dtypes, const Shape& shape) {
   std::string sizes;
   for (const std::int64_t size : shape) {
     if (!sizes.empty()) sizes += ", ";
     sizes += size == kAnySize ? "any" : fmt::format("{}", size);
   }
-  return fmt::format("{}[{}]", name(dtype), sizes);
+  return fmt::format("{}[{}]", dtypes, sizes);
 }
 
 // Empty while sizes are missing.
@@ -131,9 +132,18 @@ void ArgumentCheck::aligned(const Label& name, const Tensor& t) const {
 
 void ArgumentCheck::tensor(const Label& name, const Tensor& t, DType dtype,
                            const Shape& shape) const {
+  shaped(name, t, t.dtype == dtype, attn::name(dtype), shape);
+}
+
+void ArgumentCheck::integers(const Label& name, const Tensor& t, const Shape& shape) const {
+  shaped(name, t, is_integer(t.dtype), "i32 or i64 ", shape);
+}
+
+void ArgumentCheck::shaped(const Label& name, const Tensor& t, bool is_dtype,
+                           std::string_view dtypes, const Shape& shape) const {
   if (!t.given()) {
     refuse(
-        fmt::format("{} is not given; accepted is {}", to_string(name), shape_text(dtype, shape)));
+        fmt::format("{} is not given; accepted is {}", to_string(name), shape_text(dtypes, shape)));
   }
   view(name, t);
   const bool same_shape = static_cast<std::size_t>(t.rank) == shape.rank() &&
@@ -141,9 +151,9 @@ void ArgumentCheck::tensor(const Label& name, const Tensor& t, DType dtype,
                                      [](std::int64_t want, std::int64_t got) {
                                        return want == kAnySize || want == got;
                                      });
-  if (t.dtype != dtype || !same_shape) {
+  if (!is_dtype || !same_shape) {
     refuse(fmt::format("{} is {}; accepted is {}", to_string(name), to_string(t),
-                       shape_text(dtype, shape)));
+                       shape_text(dtypes, shape)));
   }
 }
 

@@ -80,6 +80,8 @@ class ArgumentCheck {
   void aligned(const Label& name, const Tensor& t) const;
   // view() and exactly this dtype and shape.
   void tensor(const Label& name, const Tensor& t, DType dtype, const Shape& shape) const;
+  // view(), i32 or i64, and exactly this shape.
+  void integers(const Label& name, const Tensor& t, const Shape& shape) const;
   // The last dimension has stride 1.
   void contiguous_rows(const Label& name, const Tensor& t) const;
   void contiguous(const Label& name, const Tensor& t) const;
@@ -88,6 +90,10 @@ class ArgumentCheck {
   void disjoint(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) const;
 
  private:
+  // is_dtype: t.dtype is one of `dtypes`, what a message calls those that are accepted.
+  void shaped(const Label& name, const Tensor& t, bool is_dtype, std::string_view dtypes,
+              const Shape& shape) const;
+
   const Problem* problem_;
   Device device_;
 };

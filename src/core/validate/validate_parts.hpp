@@ -11,9 +11,9 @@
 
 namespace attn::core {
 
-// cu_seqlens of packed sequences: i32 [batch + 1], contiguous, from 0, non-decreasing, at most
-// `rows`. Returns the length of the longest sequence,
-// or 0 where the values cannot be looked at.
+// cu_seqlens of packed sequences: i32 or i64 [batch + 1], contiguous, from 0, non-decreasing, at
+// most `rows`. Returns the length of the longest sequence, or 0 where the values cannot be looked
+// at.
 std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name, const Tensor& t,
                               std::int64_t batch, std::int64_t rows);
 

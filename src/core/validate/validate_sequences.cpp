@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string_view>
 
 #include "core/problem/key_list.hpp"
@@ -13,21 +14,19 @@
 namespace attn::core {
 namespace {
 
-const std::int32_t* i32(const Tensor& t) { return static_cast<const std::int32_t*>(t.data); }
-
-// seqused: i32 [batch], contiguous, each from 0 to the rows of its sequence.
+// seqused: i32 or i64 [batch], contiguous, each from 0 to the rows of its sequence.
 void check_seqused(const ArgumentCheck& check, const char* name, const Tensor& t,
-                   std::int64_t batch, const std::int32_t* cu_seqlens, std::int64_t seqlen) {
+                   std::int64_t batch, const Integers& cu_seqlens, std::int64_t seqlen) {
   if (!t.given()) return;
-  check.tensor(name, t, DType::i32, {batch});
+  check.integers(name, t, {batch});
   check.contiguous(name, t);
   if (!check.readable()) return;
+  const Integers lengths(t);
   for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t capacity =
-        cu_seqlens == nullptr ? seqlen : std::int64_t{cu_seqlens[b + 1]} - cu_seqlens[b];
-    if (i32(t)[b] < 0 || i32(t)[b] > capacity) {
+    const std::int64_t capacity = cu_seqlens ? cu_seqlens[b + 1] - cu_seqlens[b] : seqlen;
+    if (lengths[b] < 0 || lengths[b] > capacity) {
       check.refuse(fmt::format("{}[{}] is {}; accepted are 0 to {}, the rows of the sequence", name,
-                               b, i32(t)[b], capacity));
+                               b, lengths[b], capacity));
     }
   }
 }
@@ -46,14 +45,14 @@ constexpr SideNames kNamesK{"seqlen_k", "cu_seqlens_k", "seqused_k", "layout_k i
 void check_side(const ArgumentCheck& check, const SideNames& names, Layout layout,
                 std::int64_t batch, std::int64_t seqlen, std::int64_t rows,
                 const Tensor& cu_seqlens, const Tensor& seqused) {
-  const std::int32_t* starts = nullptr;
+  Integers starts;
   if (layout == Layout::packed) {
     const std::int64_t longest = check_cu_seqlens(check, names.cu_seqlens, cu_seqlens, batch, rows);
     if (seqlen < longest) {
       check.refuse(fmt::format("{} is {}; accepted are at least {}, the longest sequence of {}",
                                names.seqlen, seqlen, longest, names.cu_seqlens));
     }
-    starts = i32(cu_seqlens);
+    starts = Integers(cu_seqlens);
   } else {
     check.not_given(names.cu_seqlens, cu_seqlens, names.not_packed);
   }
@@ -76,7 +75,7 @@ void check_page_table(const ArgumentCheck& check, const Problem& p, const Inputs
     check.not_given("page_table", table, "layout_k is not paged");
     return;
   }
-  check.tensor("page_table", table, DType::i32, {p.batch, kAnySize});
+  check.integers("page_table", table, {p.batch, kAnySize});
   check.contiguous_rows("page_table", table);
   check_pages_of_keys(check, p, "seqlen_k", p.seqlen_k, "page_table", "second size",
                       table.shape[1]);
@@ -88,16 +87,17 @@ void check_prefix_pages(const ArgumentCheck& check, const Problem& p, const Inpu
     check.not_given("prefix_page_table", table, "problem.paged_prefix is false");
     return;
   }
-  check.tensor("prefix_page_table", table, DType::i32, {kAnySize});
+  check.integers("prefix_page_table", table, {kAnySize});
   check.contiguous("prefix_page_table", table);
   check_pages_of_keys(check, p, "seqlen_prefix", p.seqlen_prefix, "prefix_page_table", "size",
                       table.shape[0]);
   if (!check.readable()) return;
   const std::int64_t pages = inputs.k.shape[0];
   for (std::int64_t n = 0; n * p.page_size < p.seqlen_prefix; ++n) {
-    if (i32(table)[n] >= 0 && i32(table)[n] < pages) continue;
+    const std::int64_t page = Integers(table)[n];
+    if (page >= 0 && page < pages) continue;
     check.refuse(fmt::format("prefix_page_table[{}] is {}; accepted are 0 to {}, the pages of k", n,
-                             i32(table)[n], pages - 1));
+                             page, pages - 1));
   }
 }
 
@@ -105,14 +105,14 @@ void check_prefix_pages(const ArgumentCheck& check, const Problem& p, const Inpu
 
 std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name, const Tensor& t,
                               std::int64_t batch, std::int64_t rows) {
-  check.tensor(name, t, DType::i32, {kAnySize});
+  check.integers(name, t, {kAnySize});
   if (t.shape[0] < 1 || t.shape[0] - 1 != batch) {
-    check.refuse(fmt::format("{} is {}; accepted is i32[batch + 1] with batch {}", name,
+    check.refuse(fmt::format("{} is {}; accepted is i32 or i64 [batch + 1] with batch {}", name,
                              to_string(t), batch));
   }
   check.contiguous(name, t);
   if (!check.readable()) return 0;
-  const std::int32_t* starts = i32(t);
+  const Integers starts(t);
   if (starts[0] != 0) {
     check.refuse(fmt::format("{}[0] is {}; accepted is 0", name, starts[0]));
   }
@@ -122,11 +122,16 @@ std::int64_t check_cu_seqlens(const ArgumentCheck& check, std::string_view name,
       check.refuse(fmt::format("{}[{}] is {} after {}; accepted are numbers that do not decrease",
                                name, b + 1, starts[b + 1], starts[b]));
     }
-    longest = std::max(longest, std::int64_t{starts[b + 1]} - starts[b]);
+    longest = std::max(longest, starts[b + 1] - starts[b]);
   }
   if (starts[batch] > rows) {
     check.refuse(fmt::format("{}[{}] is {}; accepted are up to {}, the rows of the tensor", name,
                              batch, starts[batch], rows));
+  }
+  constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+  if (starts[batch] > kMostRows) {
+    check.refuse(
+        fmt::format("{}[{}] is {}; accepted are up to 2^31 - 1", name, batch, starts[batch]));
   }
   return longest;
 }
@@ -147,9 +152,9 @@ void check_key_list(const ArgumentCheck& check, const Problem& p, const Inputs& 
     return;
   }
   const bool packed = p.layout_q == Layout::packed;
-  check.tensor("key_list", lists, DType::i32,
-               packed ? Shape{kAnySize, inputs.q.shape[0], p.key_list}
-                      : Shape{p.batch, kAnySize, p.seqlen_q, p.key_list});
+  check.integers("key_list", lists,
+                 packed ? Shape{kAnySize, inputs.q.shape[0], p.key_list}
+                        : Shape{p.batch, kAnySize, p.seqlen_q, p.key_list});
   const std::int64_t heads = lists.shape[packed ? 0 : 1];
   if (heads != 1 && heads != p.heads_k) {
     check.refuse(fmt::format("key_list is {}; accepted are lists of 1 or of {} heads, heads_k",
@@ -171,7 +176,7 @@ void check_listed_pages(const ArgumentCheck& check, const Problem& p, const Inpu
       for (std::int64_t entry = 0; entry < list.count; ++entry) {
         const std::int32_t key = list.key(entry);
         if (key < 0) continue;
-        const std::int32_t page = i32(table)[table.offset({s.batch, key / p.page_size})];
+        const std::int64_t page = Integers(table)[table.offset({s.batch, key / p.page_size})];
         if (page >= 0 && page < pages) continue;
         if (sees(p, inputs, s, query, head, key)) {
           check.refuse(
@@ -204,7 +209,7 @@ void check_pages(const ArgumentCheck& check, const Problem& p, const Inputs& inp
                         "{} keys",
                         b, length));
       }
-      const std::int32_t page = i32(table)[table.offset({b, n})];
+      const std::int64_t page = Integers(table)[table.offset({b, n})];
       if (page >= 0 && page < pages) continue;
       const std::int64_t end = std::min((n + 1) * p.page_size, length);
       if (sees_any(p, inputs, s, n * p.page_size, end)) {

@@ -24,6 +24,7 @@ Asked asked_of(const Inputs& inputs, const Outputs& outputs, const OutputGradien
   Asked asked;
   asked.tensors.seqused_q = inputs.seqused_q.given();
   asked.tensors.seqused_k = inputs.seqused_k.given();
+  asked.tensors.wide = wide_tensors(inputs);
   asked.tensors.aligned_o = alignment_of(outputs.o) % 16 == 0;
   for (const Tensor* t : {&inputs.q, &inputs.k, &inputs.v, &d_outputs.o, &gradients.dq,
                           &gradients.dk, &gradients.dv}) {

@@ -58,6 +58,7 @@ std::string print_config(const BackwardConfig& c, std::optional<DType> stored = 
   text.flag("kPackedK", f.packed_k);
   text.flag("kUsedQ", f.used_q);
   text.flag("kUsedK", f.used_k);
+  text.number("kWide", static_cast<int>(f.wide));
   text.flag("kDropout", f.dropout);
   text.flag("kRngState", f.rng_state);
   text.flag("kScoreHides", f.score_hides);

@@ -10,6 +10,17 @@ struct Strides {
   long long batch, row, head;
 };
 
+// The tensors of integers that a kernel reads, a bit each: those of long long are set in
+// Config::kWide, others are of int (index.cuh).
+enum WideTensor : unsigned {
+  kWideCuSeqlensQ = 1,
+  kWideCuSeqlensK = 2,
+  kWideSequsedQ = 4,
+  kWideSequsedK = 8,
+  kWidePageTable = 16,
+  kWideKeyLists = 32,
+};
+
 // What some rows of a tile see of 32 blocks of keys, a bit each: less than all of it, nothing.
 struct alignas(8) KeyWord {
   unsigned mixed, empty;
@@ -31,10 +42,11 @@ struct ProblemParams {
   const void* v;
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
 
-  const int* cu_seqlens_q;  // null unless packed
-  const int* cu_seqlens_k;
-  const int* seqused_q;  // null when absent
-  const int* seqused_k;
+  // Of int or long long (WideTensor).
+  const void* cu_seqlens_q;  // null unless packed
+  const void* cu_seqlens_k;
+  const void* seqused_q;  // null when absent
+  const void* seqused_k;
   const float* sink;  // null when absent
 
   int batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v;
@@ -58,8 +70,8 @@ struct DropoutMaskParams : ProblemParams {
 inline constexpr int kDropoutMaskThreads = 128;
 
 struct BlockListParams {
-  const int* lists;                             // [batch][heads][blocks_q][entries]
-  unsigned char* blocks;                        // [batch][heads][blocks_q][blocks_k]
+  const void* lists;      // int or long long [batch][heads][blocks_q][entries]
+  unsigned char* blocks;  // [batch][heads][blocks_q][blocks_k]
   long long list_strides[3], block_strides[3];  // elements; of the last dimension 1
   long long heads, blocks_q, rows;              // rows: of all batch entries and heads
   int entries, blocks_k;
@@ -69,7 +81,7 @@ inline constexpr int kBlockListThreads = 128;
 // Rows of a packed result from *end on, to be filled with a value (kernels/packed_tail.cuh).
 struct PackedTail {
   void* data;
-  const int* end;                           // cu_seqlens[batch]
+  const void* end;                          // cu_seqlens[batch], int or long long
   long long rows, row_stride, head_stride;  // rows of the tensor; elements
   int heads, columns, element_bytes;        // bytes: 2 or 4
   unsigned value;                           // the bits of an element
@@ -114,7 +126,7 @@ struct ForwardParams : ProblemParams {
   void* o;
   float* lse;  // null when not asked for
 
-  const int* page_table;  // null unless paged
+  const void* page_table;  // null unless paged; of int or long long
   long long page_table_stride;
 
   // Partial results of splits: o [num_splits][batch][heads_q][seqlen_q][head_dim_v], lse
@@ -159,7 +171,7 @@ struct ForwardParams : ProblemParams {
 
   // Lists of keys (Problem::key_list), of list_length entries each; null without lists. One for all
   // heads has a stride of 0.
-  const int* key_lists;
+  const void* key_lists;  // of int or long long
   Strides key_list_strides;
   int list_length;
 };
@@ -175,7 +187,7 @@ struct CachedForwardParams : ForwardParams {
 
 // What lays V out for products of 8-bit floats (kernels/transpose_values.cuh).
 struct TransposeValuesParams : ProblemParams {
-  const int* page_table;
+  const void* page_table;  // of int or long long
   long long page_table_stride;
   int page_size, num_pages;
   unsigned char* to;  // [batch, or 1 of a packed K][heads_k][head_dim_v + kRowsOfOnes][columns]

@@ -112,6 +112,7 @@ Source copy_source(const Problem& p, const ForwardTensors& tensors, Copies copie
   config.number("kPageSize", f.page_size);
   config.flag("kPackedK", f.packed_k);
   config.flag("kUsedK", f.used_k);
+  config.number("kWide", static_cast<int>(f.wide));
   config.flag("kAligned", tensors.cache_aligned);
   config.flag("kCopiesQ", copies.q);
   config.flag("kCopiesKeys", copies.keys);
@@ -167,7 +168,7 @@ void launch_copy(const Kernel& kernel, const Problem& p, const Inputs& inputs, c
   if (copies.q) {
     to.q = inputs.q.data;
     to.q_strides = strides_of(inputs.q, p.layout_q);
-    to.seqused_q = static_cast<const int*>(inputs.seqused_q.data);
+    to.seqused_q = inputs.seqused_q.data;
     to.to_q = copied.q.data;
     to.rows_q = rows_of_q(p, inputs.q);
     items = core::Size(to.rows_q) * p.heads_q * (p.head_dim / columns_of(p, p.head_dim));
@@ -177,9 +178,9 @@ void launch_copy(const Kernel& kernel, const Problem& p, const Inputs& inputs, c
     to.v = inputs.v.data;
     to.k_strides = strides_of(inputs.k, p.layout_k);
     to.v_strides = strides_of(inputs.v, p.layout_k);
-    to.seqused_k = static_cast<const int*>(inputs.seqused_k.data);
+    to.seqused_k = inputs.seqused_k.data;
     if (p.layout_k == Layout::paged) {
-      to.page_table = static_cast<const int*>(inputs.page_table.data);
+      to.page_table = inputs.page_table.data;
       to.page_table_stride = inputs.page_table.strides[0];
       to.num_pages = static_cast<int>(inputs.k.shape[0]);
     }

@@ -21,6 +21,7 @@
 #include "cuda/forward/prepare.hpp"
 #include "cuda/forward/transposed_values.hpp"
 #include "cuda/plan_state.hpp"
+#include "cuda/problem_parameters.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -42,6 +43,7 @@ ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outp
   own.uneven_q = is_uneven(plan, inputs);
   own.seqused_q = inputs.seqused_q.given();
   own.seqused_k = inputs.seqused_k.given();
+  own.wide = wide_tensors(inputs);
   own.lse = outputs.lse.given() && core::is_float8(p);
   own.max_logit = outputs.max_logit.given();
   describe_operands(own, p, inputs, inputs.k, inputs.v);
@@ -56,8 +58,12 @@ ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outp
     prefix.shared.whole_k = p.paged_prefix;
     describe_operands(prefix.shared, p, inputs, p.paged_prefix ? inputs.k : inputs.prefix_k,
                       p.paged_prefix ? inputs.v : inputs.prefix_v);
+    if (p.paged_prefix && inputs.prefix_page_table.dtype == DType::i64) {
+      prefix.shared.wide = device::kWidePageTable;
+    }
     prefix.rest = prefix.shared;
     prefix.rest.seqused_q = inputs.seqused_q.given();
+    prefix.rest.wide |= own.wide & (device::kWideCuSeqlensQ | device::kWideSequsedQ);
   }
   return call;
 }

@@ -158,13 +158,13 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
     to.max_logit_stride = outputs.max_logit.strides[0];
   }
   if (inputs.page_table.given()) {
-    to.page_table = static_cast<const int*>(inputs.page_table.data);
+    to.page_table = inputs.page_table.data;
     to.page_table_stride = inputs.page_table.strides[0];
   }
   if (const Tensor& lists = inputs.key_list; lists.given()) {
     const bool packed = p.layout_q == Layout::packed;
     const std::size_t heads = packed ? 0 : 1, rows = packed ? 1 : 2;
-    to.key_lists = static_cast<const int*>(lists.data);
+    to.key_lists = lists.data;
     to.key_list_strides = {packed ? 0 : lists.strides[0], lists.strides[rows],
                            lists.shape[heads] == 1 ? 0 : lists.strides[heads]};
   }

@@ -17,6 +17,16 @@ core::OwnLengths lengths_of(const Problem& problem, bool seqused) {
                                             : core::OwnLengths::problem;
 }
 
+// Numbers that a buffer of an expression reads: of int64 the low halves, which are the numbers, as
+// lengths are in range.
+Tensor low_halves(const Tensor& t) {
+  if (t.dtype != DType::i64) return t;
+  Tensor low = t;
+  low.dtype = DType::i32;
+  low.strides[0] *= 2;
+  return low;
+}
+
 }  // namespace
 
 std::vector<PrefixKeys> prefix_keys(const core::PrefixParts& parts, Arch arch,
@@ -70,8 +80,12 @@ Inputs prefix_inputs(const Problem& problem, const core::PrefixParts& parts, boo
     return part;
   }
   Inputs part = core::rest_inputs(problem, parts, inputs);
-  if (inputs.seqused_k.given()) part.buffers.emplace_back(core::kOwnLengths, inputs.seqused_k);
-  if (inputs.cu_seqlens_k.given()) part.buffers.emplace_back(core::kOwnStarts, inputs.cu_seqlens_k);
+  if (inputs.seqused_k.given()) {
+    part.buffers.emplace_back(core::kOwnLengths, low_halves(inputs.seqused_k));
+  }
+  if (inputs.cu_seqlens_k.given()) {
+    part.buffers.emplace_back(core::kOwnStarts, low_halves(inputs.cu_seqlens_k));
+  }
   return part;
 }
 

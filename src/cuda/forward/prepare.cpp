@@ -136,6 +136,20 @@ ExpressionPack pack_of(const Problem& p) {
   return expression_pack(p.mask, score_expression(p), p.scale(), precise_math(p.dtype));
 }
 
+// What the text of a pass over the prefix says of buffers: of the call's as another pass does, and
+// of own lengths of int64 that they lie 8 bytes apart (prefix_inputs).
+ForwardSignature of_prefix(const ForwardSignature& call) {
+  ForwardSignature part{.printed = call.printed};
+  const PrintedTensor apart{.dtype = DType::i32};
+  if ((call.tensors.wide & device::kWideSequsedK) != 0) {
+    part.printed.emplace_back(core::kOwnLengths, apart);
+  }
+  if ((call.tensors.wide & device::kWideCuSeqlensK) != 0) {
+    part.printed.emplace_back(core::kOwnStarts, apart);
+  }
+  return part;
+}
+
 // The passes over the prefix; `offset`: bytes of the workspace before theirs.
 void add_prefix(ForwardRun& run, const Plan& plan, const DeviceInfo& device,
                 std::string_view kernel, core::Size offset, std::vector<KernelRequest>& requests) {
@@ -164,7 +178,7 @@ void add_prefix(ForwardRun& run, const Plan& plan, const DeviceInfo& device,
       keys.splits.count =
           static_cast<std::int32_t>(std::min<std::int64_t>(wanted, most / to.problem.seqlen_q));
     }
-    fill_pass(to.pass, to.problem, config, keys.splits, ForwardSignature{}, device, requests,
+    fill_pass(to.pass, to.problem, config, keys.splits, of_prefix(run.signature), device, requests,
               false);
   }
 }

@@ -57,6 +57,7 @@ ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   text.flag("kPackedK", f.packed_k);
   text.flag("kUsedQ", f.used_q);
   text.flag("kUsedK", f.used_k);
+  text.number("kWide", static_cast<int>(f.wide));
   text.flag("kVectorO", f.vector_o);
   text.flag("kFloat8", c.kernel->takes_float8);
   if (c.kernel->takes_float8) {
@@ -89,6 +90,9 @@ std::string print_config(const ForwardConfig& c) {
   return text.text();
 }
 
+constexpr unsigned kWideLengths = device::kWideCuSeqlensQ | device::kWideCuSeqlensK |
+                                  device::kWideSequsedQ | device::kWideSequsedK;
+
 // The constants that combine reads: few, so that many problems share a kernel.
 std::string print_combine_config(const ForwardConfig& c) {
   const ForwardFeatures& f = c.features;
@@ -108,6 +112,7 @@ std::string print_combine_config(const ForwardConfig& c) {
   text.flag("kUsedQ", f.used_q);
   text.flag("kPackedK", c.by_length && f.packed_k);
   text.flag("kUsedK", c.by_length && f.used_k);
+  text.number("kWide", static_cast<int>(f.wide & kWideLengths));
   return text.text();
 }
 

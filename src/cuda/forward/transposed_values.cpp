@@ -54,6 +54,7 @@ Source transpose_source(const ForwardConfig& c) {
   config.number("kPageSize", f.page_size);
   config.flag("kPackedK", f.packed_k);
   config.flag("kUsedK", f.used_k);
+  config.number("kWide", static_cast<int>(f.wide));
   config.flag("kPackedQ", false);
   config.flag("kUsedQ", false);
   Source source;
@@ -77,10 +78,10 @@ void launch_transpose(const Kernel& kernel, const Problem& p, const ForwardConfi
   fill_problem_parameters(to, p);
   to.v = inputs.v.data;
   to.v_strides = strides_of(inputs.v, p.layout_k);
-  to.cu_seqlens_k = static_cast<const int*>(inputs.cu_seqlens_k.data);
-  to.seqused_k = static_cast<const int*>(inputs.seqused_k.data);
+  to.cu_seqlens_k = inputs.cu_seqlens_k.data;
+  to.seqused_k = inputs.seqused_k.data;
   if (p.layout_k == Layout::paged) {
-    to.page_table = static_cast<const int*>(inputs.page_table.data);
+    to.page_table = inputs.page_table.data;
     to.page_table_stride = inputs.page_table.strides[0];
     to.num_pages = static_cast<int>(inputs.v.shape[0]);
   }

@@ -9,6 +9,7 @@ namespace attn::cuda {
 // What the tensors of a call add to the problem.
 struct BackwardTensors {
   bool seqused_q = false, seqused_k = false;
+  unsigned wide = 0;  // bits of device::WideTensor
   // Addresses and strides of Q, K, V, dO, dQ, dK and dV are multiples of 16 bytes; those of O are,
   // which only the kernel of D reads.
   bool aligned = true, aligned_o = true;
@@ -27,6 +28,7 @@ struct BackwardFeatures {
   DType dtype = DType::f32;
   int head_dim = 0, head_dim_v = 0;
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
+  unsigned wide = 0;  // bits of device::WideTensor
   bool dropout = false;
   bool rng_state = false;    // seed and offset of dropout are read by the kernel
   bool score_hides = false;  // a score may be -inf

@@ -52,6 +52,7 @@ ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors
   f.paged = p.layout_k == Layout::paged;
   f.page_size = f.paged ? static_cast<int>(p.page_size) : 0;
   f.key_list = p.key_list > 0;
+  f.wide = tensors.wide;
   f.used_q = tensors.seqused_q;
   f.used_k = tensors.seqused_k || (f.paged && !tensors.whole_k);
   f.sink = p.sink;

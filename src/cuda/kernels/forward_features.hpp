@@ -26,6 +26,7 @@ struct ForwardTensors {
   // differ much (plan/decoding_part.hpp).
   bool uneven_q = false;
   bool mapped = true;  // the driver makes tensor maps of them, which forward_sm90 needs
+  unsigned wide = 0;   // bits of device::WideTensor
   bool operator==(const ForwardTensors&) const = default;
 };
 
@@ -35,6 +36,7 @@ struct ForwardFeatures {
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
   int page_size = 0;      // when paged
   bool key_list = false;  // keys by list
+  unsigned wide = 0;      // bits of device::WideTensor
   // How Q, K and V are stored, never as_q; cached: K or V in a type of its own.
   CacheType type_q = CacheType::bf16, type_k = CacheType::bf16, type_v = CacheType::bf16;
   bool cached = false;

@@ -9,6 +9,7 @@
 
 #include "device.cuh"
 #include "expr/trigonometry.cuh"
+#include "index.cuh"
 #include "kernels/append_kv_params.cuh"
 #include "tile/cached_row.cuh"
 #include "tile/scalar.cuh"
@@ -22,40 +23,52 @@ struct AppendPlace {
   long long rope_position = 0;
 };
 
-ATTN_DEVICE long long position_in(const AppendParams& p, const int* positions,
+template <class Positions>
+ATTN_DEVICE long long position_in(const AppendParams& p, const Positions* positions,
                                   const long long (&strides)[2], const AppendPlace& at,
                                   long long row) {
   if (p.cu_seqlens != nullptr) return positions[row * strides[0]];
   return positions[at.sequence * strides[0] + at.in_sequence * strides[1]];
 }
 
+// kWide: bits of AppendWide.
+template <unsigned kWide>
 ATTN_DEVICE AppendPlace append_place(const AppendParams& p, long long row) {
+  const auto* const cu_seqlens = indices<(kWide & kAppendCuSeqlens) != 0>(p.cu_seqlens);
+  const auto* const cache_seqlens = indices<(kWide & kAppendCacheSeqlens) != 0>(p.cache_seqlens);
+  const auto* const positions = indices<(kWide & kAppendPositions) != 0>(p.positions);
+  const auto* const rope_positions = indices<(kWide & kAppendRopePositions) != 0>(p.rope_positions);
+  const auto* const page_table = indices<(kWide & kAppendPageTable) != 0>(p.page_table);
   AppendPlace at;
   long long length = p.seqlen;
   if (p.cu_seqlens != nullptr) {
-    if (p.batch == 0 || row >= p.cu_seqlens[p.batch]) return at;
+    if (p.batch == 0 || row >= cu_seqlens[p.batch]) return at;
     int low = 0, high = p.batch;  // starts[low] <= row < starts[high]
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (p.cu_seqlens[middle] <= row ? low : high) = middle;
+      (cu_seqlens[middle] <= row ? low : high) = middle;
     }
     at.sequence = low;
-    at.in_sequence = row - p.cu_seqlens[low];
-    length = p.cu_seqlens[low + 1] - p.cu_seqlens[low];
+    at.in_sequence = row - cu_seqlens[low];
+    length = cu_seqlens[low + 1] - cu_seqlens[low];
   } else {
     at.sequence = row / p.seqlen;
     at.in_sequence = row % p.seqlen;
   }
   long long position = 0;
   if (p.cache_seqlens != nullptr) {
-    position = p.cache_seqlens[at.sequence * p.cache_seqlens_stride] + at.in_sequence;
+    const long long keys = cache_seqlens[at.sequence * p.cache_seqlens_stride];
+    if constexpr ((kWide & kAppendCacheSeqlens) != 0) {
+      if (keys > kMostCachedKeys) return at;
+    }
+    position = keys + at.in_sequence;
   } else if (p.positions != nullptr) {
-    position = position_in(p, p.positions, p.positions_strides, at, row);
+    position = position_in(p, positions, p.positions_strides, at, row);
   }
   if (position < 0) return at;
   at.rope_position = p.rope_positions == nullptr
                          ? position
-                         : position_in(p, p.rope_positions, p.rope_positions_strides, at, row);
+                         : position_in(p, rope_positions, p.rope_positions_strides, at, row);
   if (p.has_tables && (at.rope_position < 0 || at.rope_position >= p.table_rows)) return at;
   at.written = true;
   // Of a prompt that is longer than a ring the last rows stay.
@@ -67,8 +80,8 @@ ATTN_DEVICE AppendPlace append_place(const AppendParams& p, long long row) {
   at.in_block = position % p.block_rows;
   at.block = at.sequence;
   if (p.page_table != nullptr) {
-    const int page = p.page_table[at.sequence * p.page_table_strides[0] +
-                                  position / p.block_rows * p.page_table_strides[1]];
+    const auto page = page_table[at.sequence * p.page_table_strides[0] +
+                                 position / p.block_rows * p.page_table_strides[1]];
     at.block = page >= 0 && page < p.blocks ? page : -1;
   }
   return at;
@@ -245,8 +258,8 @@ ATTN_DEVICE void append_heads(const AppendParams& p, int index, const AppendPlac
   }
 }
 
-// cached_from: the first part that is K or V.
-template <int kCachedFrom, class... Parts>
+// kCachedFrom: the first part that is K or V. kWide: bits of AppendWide.
+template <int kCachedFrom, unsigned kWide, class... Parts>
 ATTN_DEVICE void append_kv(const AppendParams& p) {
   extern __shared__ __align__(16) char memory[];
   constexpr int kWarps = kAppendThreads / 32;
@@ -255,7 +268,7 @@ ATTN_DEVICE void append_kv(const AppendParams& p) {
   for (long long i = blockIdx.x * static_cast<long long>(kWarps) + warp; i < p.rows * p.groups;
        i += static_cast<long long>(gridDim.x) * kWarps) {
     const long long row = i / p.groups;
-    const AppendPlace at = append_place(p, row);
+    const AppendPlace at = append_place<kWide>(p, row);
     if (!at.written) continue;
     append_heads<Parts...>(p, 0, at, row, static_cast<int>(i % p.groups), kCachedFrom, of_warp);
   }

@@ -6,6 +6,17 @@ namespace attn::device {
 // By what rows of e4m3, e5m2 and i8 are divided: 1, a number that is given, or one that is chosen.
 enum class AppendScale { none, given, chosen };
 
+// Tensors of integers, a bit each for those of long long.
+enum AppendWide : unsigned {
+  kAppendCuSeqlens = 1,
+  kAppendCacheSeqlens = 2,
+  kAppendPositions = 4,
+  kAppendRopePositions = 8,
+  kAppendPageTable = 16,
+};
+// The most keys that a sequence may have had, so that rows can be added to them.
+inline constexpr long long kMostCachedKeys = 1LL << 62;
+
 // Of Q, K or V. Strides count elements; a block is a sequence or a page.
 struct AppendPartParams {
   const void* from;
@@ -21,11 +32,12 @@ struct AppendPartParams {
 struct AppendParams {
   AppendPartParams part[3];
   // Null where they are not given.
-  const int* cu_seqlens;
-  const int* cache_seqlens;
-  const int* positions;
-  const int* rope_positions;
-  const int* page_table;
+  // Of int or long long (AppendWide).
+  const void* cu_seqlens;
+  const void* cache_seqlens;
+  const void* positions;
+  const void* rope_positions;
+  const void* page_table;
   const float* inv_freq;
   const float* cos;
   const float* sin;

@@ -3,7 +3,7 @@
 // (softmax/far_rows.cuh). Other rows are left out, so that where there are no such rows this takes
 // as long as reading LSE.
 //
-// Reads of C: Element, kGradient (any), kHeadDim, kPackedQ, kPackedK, kUsedQ, kUsedK
+// Reads of C: Element, kGradient (any), kHeadDim, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide
 // Grid: a block of 128 threads for each 32 of the rows, batch * heads_q * seqlen_q.
 #pragma once
 

@@ -14,7 +14,7 @@
 // odd number of floats apart, so that neither rows nor columns share banks.
 //
 // Reads of C:
-//   Element, kHeadDim, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState,
+//   Element, kHeadDim, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState,
 //   kScoreHides            as backward_simt.cuh
 //   Stored                 of dK and dV: Element or Float32
 //   kGradient              Gradient::all

@@ -2,7 +2,7 @@
 // the order of accumulators to its tensor.
 //
 // Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
-// kUsedK, kScalesLate: the sums are not yet multiplied by dropout_scale; kOrdered, and what
+// kUsedK, kWide, kScalesLate: the sums are not yet multiplied by dropout_scale; kOrdered, and what
 // schedule/dq_turns.cuh reads
 //
 // Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of theirs.

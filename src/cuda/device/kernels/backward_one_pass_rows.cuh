@@ -3,7 +3,7 @@
 // dQ will be summed, or where the turns of tiles are kept.
 //
 // Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
-// kOrdered, kRowThreads (threads that share a row), kFarRows, and of schedule/dq_turns.cuh
+// kWide, kOrdered, kRowThreads (threads that share a row), kFarRows, and of schedule/dq_turns.cuh
 // Grid: kBackwardOnePassRowsThreads / kRowThreads rows a block of threads, of all places
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once

@@ -1,7 +1,7 @@
 // What the backward pass needs of each row of Q (FlashAttention-2, algorithm 2, line 4):
 // D = rowsum(dO * O) - dLSE, beside LSE. One warp a row.
 //
-// Reads of C: Element, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK
+// Reads of C: Element, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide
 // Grid: a quarter of the number of rows, batch * heads_q * seqlen_q; 128 threads.
 #pragma once
 

@@ -23,7 +23,7 @@
 //   kGradient              Gradient::dq, dk, dv or buffers; ds, of backward_standard.cuh
 //   kBlockM                64, or 32 (when the gradient has more than 128 columns)
 //   kBlockN                64
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState
 //   kScoreHides            a score may be -inf
 //   kFarRows               softmax/far_rows.cuh
 // Slope, BufferGradients: src/cuda/codegen/expression_gradients.hpp, buffer_gradients.hpp; the

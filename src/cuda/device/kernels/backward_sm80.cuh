@@ -21,7 +21,7 @@
 //   kStages                1 or 2
 //   kPieceColumns          of a piece of dQ in memory (backward_sm90/dq_order.cuh)
 //   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kLongestFirst
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState, kLongestFirst
 //   kScoreHides            a score may be -inf
 //   kFarRows               softmax/far_rows.cuh
 // Slope: src/cuda/codegen/expression_gradients.hpp.

@@ -16,7 +16,7 @@
 //   kBlockM, kWarps        16 rows a warp
 //   kBlockN                a multiple of 32
 //   kStages                1 or 2
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState
 //   kScoreHides            a score may be -inf
 // BufferGradients: src/cuda/codegen/buffer_gradients.hpp.
 // Q, K, V and dO are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads

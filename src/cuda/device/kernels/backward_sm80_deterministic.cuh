@@ -20,7 +20,7 @@
 //   kBlockM, kWarps        16 rows a warp
 //   kBlockN                a multiple of 16; with dropout of 32
 //   kStages                1 or 2
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState
 //   kScoreHides            a score may be -inf
 // Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for

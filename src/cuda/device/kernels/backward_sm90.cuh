@@ -31,7 +31,7 @@
 //   kOrdered             dQ is added in the order of schedule/dq_turns.cuh
 //   kScalesLate          dropout's factor is multiplied into dK and dQ when they are stored
 //   kGradient            Gradient::all
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState, kMaskBatches, kMaskHeads
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState, kMaskBatches, kMaskHeads
 // and of ProductSS<Element, kKeys>, ProductTT<Element, kHeadDim> and <Element, kHeadDimV>,
 // ProductRS<Element, columns> of dQ's parts (src/cuda/codegen/wgmma_text.hpp).
 // Before: kernels/backward_one_pass_rows.cuh and backward_sm90_words.cuh; after:

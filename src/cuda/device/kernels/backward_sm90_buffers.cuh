@@ -22,7 +22,7 @@
 //   kStages              places of the ring, of two operands each
 //   kProducerRegisters, kScoreRegisters   of a thread
 //   kSameVectors         all steps of a tile read the same elements of buffers
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kDropout, kRngState
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState
 //   kScoreHides          a score may be -inf
 // and of ProductSS<Element, kPartKeys> (src/cuda/codegen/wgmma_text.hpp). BufferGradients:
 // src/cuda/codegen/buffer_gradients.hpp. Grid: up to one block of threads for each multiprocessor,

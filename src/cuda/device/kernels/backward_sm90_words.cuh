@@ -2,7 +2,7 @@
 // Hopper backward kernel, which has few registers, reads the words.
 //
 // Reads of C: kGradient (all), kBlockM (keys), kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
-// kUsedK
+// kUsedK, kWide
 //   kMaskBatches, kMaskHeads   schedule/query_words.cuh
 //   kScoreHides                a score may be -inf: all that is seen is mixed
 //   kOrdered                   also gathers which tiles see a block (schedule/dq_turns.cuh)

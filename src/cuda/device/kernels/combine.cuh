@@ -15,7 +15,7 @@
 //   kFillsGrid     the forward kernel has chosen how the keys are cut (ForwardParams::piece_blocks)
 //   kWholeIsStored rows of sequences that one such split holds are in O and LSE already
 //   kOtherParts    how many of OtherParts there are, whose splits follow those of ForwardParams
-//   kLeastQueries, kMostQueries, kPackedQ, kUsedQ, kPackedK, kUsedK
+//   kLeastQueries, kMostQueries, kPackedQ, kUsedQ, kPackedK, kUsedK, kWide
 // Grid: rows, batch * heads_q * seqlen_q, over kThreads / (kAcross * kSplitLanes), with
 // CombineShape::shared_bytes of dynamic shared memory. May be launched as a dependent of the
 // forward kernel.
@@ -23,6 +23,7 @@
 
 #include "device.cuh"
 #include "divide_up.cuh"
+#include "index.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/pieces.cuh"
@@ -111,7 +112,7 @@ struct Combine {
       at += s.row_q;
       if (query >= length) return {};
     }
-    if constexpr (C::kUsedQ) length = p.seqused_q[batch];
+    if constexpr (C::kUsedQ) length = load_index<C, kWideSequsedQ>(p.seqused_q, batch);
     const int own = splits_of(batch);
     if (C::kWholeIsStored && own == 1) return {};
     int splits = own;

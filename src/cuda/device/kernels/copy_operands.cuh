@@ -7,12 +7,13 @@
 //   Element               of the copies; BFloat16 or Float16 where K and V are copied
 //   kHeadDim, kHeadDimV   multiples of 8 where K and V are copied
 //   kAligned              rows are, to as many bytes as divide them, up to 16
-//   kCopiesQ: CacheQ, kScaledQ, kPackedQ, kUsedQ
-//   kCopiesKeys: CacheK, CacheV, kScaledK, kScaledV, kPageSize, kPackedK, kUsedK
+//   kCopiesQ: CacheQ, kScaledQ, kPackedQ, kUsedQ, kWide
+//   kCopiesKeys: CacheK, CacheV, kScaledK, kScaledV, kPageSize, kPackedK, kUsedK, kWide
 // Grid: blocks of 256 threads, one for kColumnsOf<C, dim> elements of Q, of K, then of V.
 #pragma once
 
 #include "device.cuh"
+#include "index.cuh"
 #include "params.cuh"
 #include "tile/accumulator.cuh"
 #include "tile/cache_type.cuh"
@@ -71,15 +72,17 @@ template <class C>
 ATTN_DEVICE CopiedRow copied_query(const CopyOperandsParams& p, long long row) {
   if constexpr (C::kPackedQ) return {0, row};
   const long long batch = row / p.seqlen_q, query = row % p.seqlen_q;
-  return {batch, query, !C::kUsedQ || query < p.seqused_q[batch]};
+  return {batch, query, !C::kUsedQ || query < load_index<C, kWideSequsedQ>(p.seqused_q, batch)};
 }
 template <class C>
 ATTN_DEVICE CopiedRow copied_key(const CopyOperandsParams& p, long long row) {
   if constexpr (C::kPackedK) return {0, row};
   const long long batch = row / p.seqlen_k, key = row % p.seqlen_k;
-  if (C::kUsedK && key >= p.seqused_k[batch]) return {batch, key, false};
+  if (C::kUsedK && key >= load_index<C, kWideSequsedK>(p.seqused_k, batch))
+    return {batch, key, false};
   if constexpr (C::kPageSize > 0) {
-    const int page = p.page_table[batch * p.page_table_stride + key / C::kPageSize];
+    const int page = load_index<C, kWidePageTable>(
+        p.page_table, batch * p.page_table_stride + key / C::kPageSize);
     return {page, key % C::kPageSize, true, page >= 0 && page < p.num_pages};
   }
   return {batch, key};

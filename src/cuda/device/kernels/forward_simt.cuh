@@ -16,7 +16,7 @@
 //   CacheK, CacheV, kScaledK, kScaledV   where K or V has a type of its own
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 4
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kSplits, kSink, kDropout, kRngState, kMaskBatches,
 //   kMaskHeads, kMaxLogit
 // Grid: p.num_tiles blocks of 128 threads with ForwardSimtLayout<C>::kBytes of dynamic shared
 // memory.

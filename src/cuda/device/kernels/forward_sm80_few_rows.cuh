@@ -24,7 +24,7 @@
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
 //   kByLength              a sequence that one split holds is stored whole, and splits past the end
 //                          of a sequence do nothing (kernels/combine.cuh)
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kMaskBatches, kMaskHeads, kMaxLogit
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kSplits, kSink, kMaskBatches, kMaskHeads, kMaxLogit
 //   kKeepsParts            with kByLength, no sequence is stored whole
 // May be launched as a dependent of whatever comes before. Q, K, V and O are 16-byte aligned, and
 // so are their strides. Grid: p.num_tiles blocks of 32 kWarps threads with

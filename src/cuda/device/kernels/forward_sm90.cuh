@@ -28,7 +28,7 @@
 //   kParts                 of them: kConsumers
 //   kGathers               a tile of keys is two blocks of 64, from the lists of
 //                          kernels/gather_key_blocks.cuh
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kSplits, kSink, kDropout, kRngState, kMaskBatches,
 //   kMaskHeads, kMaxLogit
 // and of ProductSS<Element, kBlockN>, ProductRS<Element, kHeadDimV>
 // (src/cuda/codegen/wgmma_text.hpp). Grid: up to one block of 128 (1 + kConsumers) threads for each

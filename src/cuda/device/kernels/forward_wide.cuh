@@ -22,7 +22,7 @@
 //   kKeyList               keys by list: a tile has rows of one query
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh); kParts: 1
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kSplits, kSink, kDropout, kRngState, kMaskBatches,
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kSplits, kSink, kDropout, kRngState, kMaskBatches,
 //   kMaskHeads, kMaxLogit
 // Q, K, V and O are 16-byte aligned, and so are their strides. Grid: p.num_tiles blocks of 32
 // kWarps threads with Layout::kBytes of dynamic shared memory.

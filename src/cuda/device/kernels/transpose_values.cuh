@@ -13,13 +13,14 @@
 //                        used, up to whole 128 alone, as the copy engine gives zeros behind the
 //                        tensor
 //   OperandV             Float8E4M3 or Float8E5M2
-//   kPageSize, kPackedK, kUsedK (and kPackedQ, kUsedQ, which are false)
+//   kPageSize, kPackedK, kUsedK, kWide (and kPackedQ, kUsedQ, which are false)
 // Grid: blocks of kTransposeThreads threads, one for 128 keys of a sequence and head, with dynamic
 // shared memory for these keys and 16 bytes more after every 16.
 #pragma once
 
 #include "device.cuh"
 #include "divide_up.cuh"
+#include "index.cuh"
 #include "params.cuh"
 #include "ptx/dependent.cuh"
 #include "ptx/halves.cuh"
@@ -44,7 +45,8 @@ struct TransposeValues {
   ATTN_DEVICE const char* row(const Sequence& s, int head, int key) const {
     long long batch = C::kPackedK ? 0 : s.batch, at = s.row_k + key;
     if constexpr (C::kPageSize > 0) {
-      batch = p.page_table[s.batch * p.page_table_stride + key / C::kPageSize];
+      batch = load_index<C, kWidePageTable>(p.page_table,
+                                            s.batch * p.page_table_stride + key / C::kPageSize);
       if (batch < 0 || batch >= p.num_pages) return nullptr;
       at = key % C::kPageSize;
     }

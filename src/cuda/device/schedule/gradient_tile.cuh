@@ -3,7 +3,7 @@
 // columns the queries of every head of the group.
 //
 // Reads of C: kGradient, kBlockM, kBlockN (columns that a tile meets at a time), kPackedQ,
-// kPackedK, kUsedQ, kUsedK
+// kPackedK, kUsedQ, kUsedK, kWide
 #pragma once
 
 #include "device.cuh"

@@ -4,6 +4,7 @@
 
 #include "device.cuh"
 #include "divide_up.cuh"
+#include "index.cuh"
 #include "params.cuh"
 #include "schedule/key_blocks.cuh"
 #include "schedule/key_words.cuh"
@@ -56,7 +57,8 @@ struct QueryTile {
 
   static constexpr int kPageSize = C::kPageSize > 0 ? C::kPageSize : 1;
   ATTN_DEVICE long long page_of(const ForwardParams& p, int key) const {
-    return __ldg(p.page_table + sequence.batch * p.page_table_stride + key / kPageSize);
+    return to_index(__ldg(indices<C, kWidePageTable>(p.page_table) +
+                          sequence.batch * p.page_table_stride + key / kPageSize));
   }
 
   static constexpr int kNoQuery = 0x7fffffff;
@@ -122,8 +124,8 @@ struct QueryTile {
     if (key >= p.list_length) return -1;
     // Not __ldg, which may come before wait_for_dependencies(): the kernel before may have written
     // the list.
-    const int named =
-        p.key_lists[query_row(p.key_list_strides, whole_query(row0), key_head(p)) + key];
+    const int named = load_index<C, kWideKeyLists>(
+        p.key_lists, query_row(p.key_list_strides, whole_query(row0), key_head(p)) + key);
     return static_cast<unsigned>(named) < static_cast<unsigned>(sequence.length_k) ? named : -1;
   }
   // Whether a key that key_at() gave is one.

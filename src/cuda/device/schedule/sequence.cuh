@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "index.cuh"
 #include "params.cuh"
 
 namespace attn::device {
@@ -20,17 +21,17 @@ ATTN_DEVICE Sequence sequence_of(const ProblemParams& p, int batch) {
   s.rows_q = p.seqlen_q;
   s.rows_k = p.seqlen_k;
   if constexpr (C::kPackedQ) {
-    s.row_q = p.cu_seqlens_q[batch];
-    s.rows_q = p.cu_seqlens_q[batch + 1] - s.row_q;
+    s.row_q = load_index<C, kWideCuSeqlensQ>(p.cu_seqlens_q, batch);
+    s.rows_q = load_index<C, kWideCuSeqlensQ>(p.cu_seqlens_q, batch + 1) - s.row_q;
   }
   if constexpr (C::kPackedK) {
-    s.row_k = p.cu_seqlens_k[batch];
-    s.rows_k = p.cu_seqlens_k[batch + 1] - s.row_k;
+    s.row_k = load_index<C, kWideCuSeqlensK>(p.cu_seqlens_k, batch);
+    s.rows_k = load_index<C, kWideCuSeqlensK>(p.cu_seqlens_k, batch + 1) - s.row_k;
   }
   s.length_q = s.rows_q;
   s.length_k = s.rows_k;
-  if constexpr (C::kUsedQ) s.length_q = p.seqused_q[batch];
-  if constexpr (C::kUsedK) s.length_k = p.seqused_k[batch];
+  if constexpr (C::kUsedQ) s.length_q = load_index<C, kWideSequsedQ>(p.seqused_q, batch);
+  if constexpr (C::kUsedK) s.length_k = load_index<C, kWideSequsedK>(p.seqused_k, batch);
   return s;
 }
 

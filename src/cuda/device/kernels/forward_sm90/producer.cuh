@@ -7,6 +7,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "index.cuh"
 #include "kernels/forward_sm90/tiles.cuh"
 #include "ptx/dependent.cuh"
 #include "schedule/dealer.cuh"
@@ -57,13 +58,15 @@ struct ForwardSm90Producer {
         tma_load_4d(at, map, full, Layout::kPanel * panel, w.sequence.row_k + block * C::kBlockN,
                     head, C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
       } else {
-        const int* pages = tiles.p.page_table + w.sequence.batch * tiles.p.page_table_stride;
+        const auto* pages = indices<C, kWidePageTable>(tiles.p.page_table) +
+                            w.sequence.batch * tiles.p.page_table_stride;
         for (int i = 0; i < C::kBlockN / C::kPageRows; ++i) {
           const int key = block * C::kBlockN + i * C::kPageRows;
           // Boxes past the length repeat the last page in use: they must arrive, and are masked.
           const int safe = min(key, (w.sequence.length_k - 1) / C::kPageRows * C::kPageRows);
           tma_load_4d(at + i * C::kPageRows * 128, map, full, Layout::kPanel * panel,
-                      safe % tiles.p.page_size, head, pages[safe / tiles.p.page_size], kEvictLast);
+                      safe % tiles.p.page_size, head, to_index(pages[safe / tiles.p.page_size]),
+                      kEvictLast);
         }
       }
     }
@@ -99,9 +102,10 @@ struct ForwardSm90Producer {
                     C::kPackedK ? 0 : w.sequence.batch, kEvictLast);
       } else {
         const int safe = min(key, (w.sequence.length_k - 1) / kRows * kRows);
-        const int* pages = tiles.p.page_table + w.sequence.batch * tiles.p.page_table_stride;
+        const auto* pages = indices<C, kWidePageTable>(tiles.p.page_table) +
+                            w.sequence.batch * tiles.p.page_table_stride;
         tma_load_4d(to, map, full, 64 * panel, none ? kBehind : safe % tiles.p.page_size, head,
-                    pages[safe / tiles.p.page_size], kEvictLast);
+                    to_index(pages[safe / tiles.p.page_size]), kEvictLast);
       }
     }
   }
