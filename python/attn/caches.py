@@ -112,12 +112,12 @@ def append_kv(
             heads_k, head_dim]`, or `[pages, page_size, heads_k, head_dim]` with `page_table`.
         out_q: Written, as q; may be q. A new array where it is not given, of which rows that are
             left out hold anything.
-        cache_seqlens: int32 `[batch]`, keys that a sequence had: its new rows follow them.
-        positions: Or int32 `[batch, seqlen]` or `[total]`, that of each row; for a row with a
-            negative one nothing is written.
+        cache_seqlens: int32 or int64 `[batch]`, keys that a sequence had: its new rows follow them.
+        positions: Or int32 or int64 `[batch, seqlen]` or `[total]`, that of each row; for a row
+            with a negative one nothing is written.
         rope_positions: As positions, where the rotary embedding counts otherwise.
-        page_table: int32 `[batch, pages of a sequence]`.
-        cu_seqlens: int32 `[batch + 1]`, first rows of packed sequences.
+        page_table: int32 or int64 `[batch, pages of a sequence]`.
+        cu_seqlens: int32 or int64 `[batch + 1]`, first rows of packed sequences.
         ring: A position's row is its remainder by the rows of a sequence.
         norm, norm_eps: x / sqrt(mean(x^2) + norm_eps), over rows of q and k.
         norm_weight_q, norm_weight_k: float32, bfloat16 or float16 `[head_dim]`, factors of it.

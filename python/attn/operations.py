@@ -121,12 +121,13 @@ def attention(  # noqa: F811
             kernels read while they run: a CUDA graph draws anew at each replay if it is written
             between them. The backward pass must find what the forward pass found. The same numbers
             give the same mask everywhere.
-        cu_seqlens_q, cu_seqlens_k: int32 `[batch + 1]`, first rows of packed sequences.
+        cu_seqlens_q, cu_seqlens_k: int32 or int64 `[batch + 1]`, first rows of packed sequences.
         max_seqlen_q, max_seqlen_k: Longest packed sequences; needed on a GPU.
-        seqused_q, seqused_k: int32 `[batch]`, lengths in use.
-        page_table: int32 `[batch, pages of a sequence]`, pages of K and V.
-        key_list: int32 `[batch, 1 or heads_k, seqlen_q, n]`, with `cu_seqlens_q` `[1 or heads_k,
-            total_q, n]`: each row attends to exactly the keys that its list names, in any order.
+        seqused_q, seqused_k: int32 or int64 `[batch]`, lengths in use.
+        page_table: int32 or int64 `[batch, pages of a sequence]`, pages of K and V.
+        key_list: int32 or int64 `[batch, 1 or heads_k, seqlen_q, n]`, with `cu_seqlens_q` `[1 or
+            heads_k, total_q, n]`: each row attends to exactly the keys that its list names, in any
+            order.
             What is no key, as -1, adds nothing; a key that stands twice counts twice. Forward only,
             without dropout.
         prefix_k, prefix_v: `[n, heads_k, head_dim]` and `[n, heads_k, head_dim_v]` in every layout:
@@ -135,7 +136,7 @@ def attention(  # noqa: F811
             columns of a bias count keys from the first one of the prefix; lengths are those of own
             keys. Forward only, without dropout, lists of keys and `batch_invariant`.
         prefix_page_table, seqlen_prefix: The same where the prefix lies in pages of k and v, beside
-            `page_table`: int32 `[pages]`, and how many keys the prefix has.
+            `page_table`: int32 or int64 `[pages]`, and how many keys the prefix has.
         type_k, type_v: How k and v are stored, where not as q: "f32", "bf16", "f16", or uint8
             arrays of "e4m3", "e5m2" and "i8", or of ggml's blocks "q8_0" and "q4_0", whose last
             dimension is the bytes of a row (attn.quantize). Any pair beside any q but of float64.

@@ -34,7 +34,7 @@ std::string accepted_dtypes(std::string_view name) {
     return "f32, bf16, f16 and f64";
   }
   const bool is_float = name == "sink" || name.starts_with("scale_");
-  return is_float ? "f32" : name == "rng_state" ? "i64" : "i32";
+  return is_float ? "f32" : name == "rng_state" ? "i64" : "i32 and i64";
 }
 
 namespace {
@@ -57,13 +57,18 @@ std::string_view argument_of(std::string_view buffer, const std::string& problem
 // are not, or are no lengths, which the library then refuses.
 std::int64_t longest(const Tensor& lengths, bool differences) {
   if (lengths.device.type != DeviceType::cpu || lengths.data == nullptr || lengths.rank != 1 ||
-      lengths.dtype != DType::i32 || lengths.strides[0] != 1) {
+      (lengths.dtype != DType::i32 && lengths.dtype != DType::i64) || lengths.strides[0] != 1) {
     return 0;
   }
-  const auto* at = static_cast<const std::int32_t*>(lengths.data);
+  const auto at = [&](std::int64_t i) {
+    return lengths.dtype == DType::i64 ? static_cast<const std::int64_t*>(lengths.data)[i]
+                                       : static_cast<const std::int32_t*>(lengths.data)[i];
+  };
   std::int64_t most = 0;
   for (std::int64_t i = differences ? 1 : 0; i < lengths.shape[0]; ++i) {
-    most = std::max(most, std::int64_t{at[i]} - (differences ? at[i - 1] : 0));
+    const std::int64_t before = differences ? at(i - 1) : 0;
+    // Starts that decrease are refused by the library; their difference might overflow.
+    if (at(i) > before && before >= 0) most = std::max(most, at(i) - before);
   }
   return most;
 }

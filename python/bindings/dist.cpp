@@ -129,13 +129,24 @@ std::vector<std::int32_t> numbers(std::string_view name, const nb::dict& tensors
   const nb::str key(name.data(), name.size());
   if (!tensors.contains(key)) return {};
   const Tensor t = view(name, tensors[key]).tensor;
-  if (t.dtype != DType::i32 || t.rank != 1 || t.device.type != DeviceType::cpu ||
+  const bool wide = t.dtype == DType::i64;
+  if ((!wide && t.dtype != DType::i32) || t.rank != 1 || t.device.type != DeviceType::cpu ||
       (t.strides[0] != 1 && t.shape[0] > 1)) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string(name) + " is " + to_string(t) + "; accepted is i32[n] on the CPU");
+    throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + to_string(t) +
+                                                 "; accepted is i32 or i64 [n] on the CPU");
   }
-  const auto* const first = static_cast<const std::int32_t*>(t.data);
-  return {first, first + t.shape[0]};
+  std::vector<std::int32_t> numbers;
+  for (std::int64_t i = 0; i < t.shape[0]; ++i) {
+    const std::int64_t number = wide ? static_cast<const std::int64_t*>(t.data)[i]
+                                     : static_cast<const std::int32_t*>(t.data)[i];
+    if (number != static_cast<std::int32_t>(number)) {
+      throw Error(ErrorCode::invalid_argument,
+                  std::string(name) + " has " + std::to_string(number) +
+                      "; accepted are numbers of 32 bits, 0 to 2^31 - 1");
+    }
+    numbers.push_back(static_cast<std::int32_t>(number));
+  }
+  return numbers;
 }
 
 // A tensor of which only shape and dtype are asked.

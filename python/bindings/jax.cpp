@@ -80,9 +80,10 @@ DType dtype_of(std::string_view name, xla::DType dtype) {
     case xla::DType::bf16:
       return DType::bf16;
   }
-  throw Error(ErrorCode::invalid_argument,
-              std::string(name) + " has dtype " + std::to_string(static_cast<int>(dtype)) +
-                  " of XLA; accepted are float32, bfloat16, float16, float64, int32, uint8, bool");
+  throw Error(
+      ErrorCode::invalid_argument,
+      std::string(name) + " has dtype " + std::to_string(static_cast<int>(dtype)) +
+          " of XLA; accepted are float32, bfloat16, float16, float64, int32, int64, uint8, bool");
 }
 
 // An operand or result of every element that vmap joined.

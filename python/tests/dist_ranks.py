@@ -81,7 +81,7 @@ def _cases() -> Any:
         "lengths",
         ((1, 70, 2, 16), (1, 130, 2, 16), (1, 130, 2, 16)),
         torch.float64,
-        {"causal": True, "seqused_k": torch.tensor([101], dtype=torch.int32)},
+        {"causal": True, "seqused_k": torch.tensor([101])},
         (),
     )
 

@@ -166,8 +166,9 @@ def test_appended_rows_are_the_models(interleaved):
     q, k, v = normal(B, N, H, D), normal(B, N, HK, D), normal(B, N, HK, D)
     weight = normal(D)
     inv_freq = (10000.0 ** -(np.arange(D // 4) / (D // 4))).astype(np.float32)
-    lengths = np.array([3, 6], np.int32)
-    table = np.array([[4, 1, -1], [0, 3, 5]], np.int32)
+    integers = np.int64 if interleaved else np.int32
+    lengths = np.array([3, 6], integers)
+    table = np.array([[4, 1, -1], [0, 3, 5]], integers)
     pages_k, pages_v = empty("f32", 6, 4, HK), empty("q8_0", 6, 4, HK)
     pages_k[:], pages_v[:] = -7, 77
     out = attn.append_kv(
@@ -205,7 +206,7 @@ def test_appends_in_place_and_only_what_is_given():
     assert np.abs(q - before).max() < 1e-5
     v, cache = normal(3, HK, D), empty("i8", 1, 4, HK)
     scale = np.zeros((1, 4, HK), np.float32)
-    starts, positions = np.array([0, 3], np.int32), np.array([2, -1, 0], np.int32)
+    starts, positions = np.array([0, 3]), np.array([2, -1, 0])
     assert attn.append_kv(
         v=v, cache_v=cache, cache_scale_v=scale, positions=positions, cu_seqlens=starts, type_v="i8"
     ) is None  # fmt: skip

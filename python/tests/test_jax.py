@@ -325,6 +325,11 @@ def test_refusals():
             attn.jax.attention(q, k, v, **{name: jnp.ones(size, bool)}).block_until_ready()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"sink is bool\[4\].*accepted are f32"):
         attn.jax.attention(q, k, v, seqused_k=used, sink=jnp.ones(4, bool)).block_until_ready()
+    far = np.array([9, 2**32 + 9])
+    with pytest.raises(attn.InvalidArgument, match="seqused_k has 4294967305"):
+        attn.jax.attention(q, k, v, seqused_k=far)
+    with pytest.raises(attn.InvalidArgument, match="key_value_seq_lengths has 4294967305"):
+        attn.jax.dot_product_attention(q, k, v, key_value_seq_lengths=far)
     with pytest.raises(TypeError, match="reach"):
         attn.jax.attention(q, k, v, reach=3)
     lengths = np.array([0, 30], np.int32)  # past the 24 rows

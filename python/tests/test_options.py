@@ -130,9 +130,10 @@ def test_heads_first(name):
     np.testing.assert_allclose(sums, lse, rtol=0, atol=2e-6)
 
 
-def test_packed_is_each_sequence():
-    rows = np.array([0, 12, N], np.int32)
-    keys = np.array([0, 30, M], np.int32)
+@pytest.mark.parametrize("integers", [np.int32, np.int64])
+def test_packed_is_each_sequence(integers):
+    rows = np.array([0, 12, N], integers)
+    keys = np.array([0, 30, M], integers)
     q, k, v = Q[0], K[0], V[0]
     out, lse = attn.attention(
         q, k, v, causal=True, cu_seqlens_q=rows, cu_seqlens_k=keys, layout="thd", return_lse=True
@@ -145,9 +146,10 @@ def test_packed_is_each_sequence():
         np.testing.assert_array_equal(lse[:, rows[i] : rows[i + 1]], sums[0])
 
 
-def test_pages_are_the_keys():
-    table = np.array([[2, 0, 5], [1, 3, 4]], np.int32)
-    used = np.array([M - 7, M], np.int32)
+@pytest.mark.parametrize("integers", [np.int32, np.int64])
+def test_pages_are_the_keys(integers):
+    table = np.array([[2, 0, 5], [1, 3, 4]], integers)
+    used = np.array([M - 7, M], integers)
     size = 16
     pages = {name: np.full((6, size, HK, D), np.nan, np.float32) for name in "kv"}
     for name, x in (("k", K), ("v", V)):
@@ -161,7 +163,7 @@ def test_pages_are_the_keys():
 @pytest.mark.parametrize("heads", [1, HK])
 def test_lists_name_the_keys(heads):
     rng = np.random.default_rng(5)
-    lists = rng.integers(-3, M + 3, (B, heads, N, 21), dtype=np.int32)
+    lists = rng.integers(-3, M + 3, (B, heads, N, 21), dtype=np.int32 if heads == 1 else np.int64)
     out, lse = attn.attention(Q, K, V, key_list=lists, return_lse=True)
     for b, h, i in np.ndindex(B, H, N):
         head = h // (H // HK)
@@ -201,12 +203,13 @@ def test_a_prefix_comes_before_the_keys_of_all():
         attn.attention_backward(out, Q, K, V, out, lse, prefix_k=prefix_k, prefix_v=prefix_v)
 
 
-def test_a_prefix_may_lie_in_pages():
+@pytest.mark.parametrize("integers", [np.int32, np.int64])
+def test_a_prefix_may_lie_in_pages(integers):
     rng = np.random.default_rng(7)
     pages_k, pages_v = rng.standard_normal((2, 9, 16, HK, D)).astype(np.float32)
-    table = np.array([[4, 0], [2, 8]], np.int32)[:B]
-    used = np.array([20, 32], np.int32)[:B]
-    prefix = np.array([7, 1, 5], np.int32)
+    table = np.array([[4, 0], [2, 8]], integers)[:B]
+    used = np.array([20, 32], integers)[:B]
+    prefix = np.array([7, 1, 5], integers)
     out = attn.attention(
         Q, pages_k, pages_v, page_table=table, seqused_k=used, prefix_page_table=prefix,
         seqlen_prefix=43, causal=True,

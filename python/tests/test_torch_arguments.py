@@ -70,7 +70,7 @@ CHANGED = {
     "mask": (torch.ones(N, N, dtype=torch.bool).tril(), lambda t: {"mask": t}),
     "bias": (torch.ones(N, N), lambda t: {"bias": t}),
     "alibi": (torch.ones(2), lambda t: {"alibi": t}),
-    "seqused_k": (torch.tensor([N], dtype=torch.int32), lambda t: {"seqused_k": t}),
+    "seqused_k": (torch.tensor([N]), lambda t: {"seqused_k": t}),
     "captured": (torch.ones(N), lambda t: {"score": lambda s: s.score * t[s.key]}),
     "of a formula": (
         torch.ones(N, requires_grad=True),

@@ -50,8 +50,18 @@ def _stand_in(shape: tuple[int, ...], dtype: Any) -> Any:
     return np.broadcast_to(np.zeros(shape[-1:], dtype), shape)
 
 
-def _array(x: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+def _array(x: Any, name: str = "") -> Any:
+    """An array of JAX, which would cut integers to 32 bits without a word."""
+    if isinstance(x, jax.Array):
+        return x
+    found = jnp.asarray(x)
+    if isinstance(x, np.ndarray) and x.dtype == np.int64 and found.dtype == jnp.int32:
+        lost = x[x != x.astype(np.int32)]
+        if lost.size:
+            raise InvalidArgument(
+                f"{name} has {lost.flat[0]}; accepted without jax_enable_x64 are numbers of 32 bits"
+            )
+    return found
 
 
 def _like(array: Any) -> Any:
@@ -99,7 +109,7 @@ def attention(
     given: dict[str, Any] = {}  # the same before they were arrays of JAX, by the problem's names
     for name in _ARRAYS:
         if options.get(name) is not None:
-            arrays[name] = _array(options[name])
+            arrays[name] = _array(options[name], name)
             given[name] = options[name]
     if hasattr(mask, "dtype"):
         mask = arrays[MASK_ARRAY] = _array(mask)
@@ -165,7 +175,7 @@ def _formulas(
             for label, value in buffers.items():
                 if getattr(value, "ndim", 0) > 0:
                     keep(given, label, value)
-                    arrays[label] = _array(value)
+                    arrays[label] = _array(value, label)
                     buffers[label] = _like(arrays[label])
             found[name] = Formula(found[name].text, **buffers)
     return found, arrays
@@ -203,6 +213,7 @@ def _state(words: Any) -> Any:
 
 def _of_batch(name: str, lengths: Any, query: Any) -> Any:
     """One for each sequence, since an index out of range reads 0."""
+    lengths = _array(lengths, name)
     if lengths.dtype != jnp.int32 or lengths.shape != query.shape[:1]:
         raise InvalidArgument(
             f"{name} is of {lengths.dtype} {tuple(lengths.shape)}; accepted is int32 "
@@ -264,7 +275,7 @@ def dot_product_attention(
         ("lengths_k", "key", "key_value", key_value_seq_lengths),
     ):
         if lengths is not None:
-            buffers[name] = _of_batch(f"{argument}_seq_lengths", jnp.asarray(lengths), query)
+            buffers[name] = _of_batch(f"{argument}_seq_lengths", lengths, query)
             terms.append(f"{symbol} < {name}[batch]")
     if mask is not None:
         mask = jnp.asarray(mask)

@@ -52,7 +52,7 @@ def attention(
     if k.offsets() is not v.offsets() and not torch.equal(k.offsets(), v.offsets()):
         raise InvalidArgument("k and v are nested of other lengths; accepted are the same")
     for name, t in (("q", q), ("k", k)):
-        options[f"cu_seqlens_{name}"] = t.offsets().to(torch.int32)
+        options[f"cu_seqlens_{name}"] = t.offsets()
         if t.is_cuda:
             options[f"max_seqlen_{name}"] = t._get_max_seqlen()
     rows = [t.transpose(1, 2).values() if heads_first else t.values() for t in (q, k, v)]
