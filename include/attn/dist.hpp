@@ -14,10 +14,9 @@
 // ranks and rounded once. docs/scale-out.md explains it.
 //
 // Bits: the same inputs give the same bits each time, on any machine's number of threads (on GPUs
-// dQ and gradients of buffers with shared elements only with PlanOptions::deterministic). O, LSE
-// and the elements that dropout drops are those of one rank, where both run PlanOptions::algorithm
-// flash_attention_2 on a CPU and a rank's keys of a sequence begin at multiples of 64 keys and end
-// there or at the sequence's end: of dense K and V, where Options::chunk is a multiple of 64.
+// dQ and gradients of buffers with shared elements only with PlanOptions::deterministic). Dropout
+// drops the elements that one rank would drop. O and LSE are those of one rank, where both run
+// PlanOptions::algorithm flash_attention_2 on a CPU.
 //
 // make_plan, forward and backward are collective: every rank of the group calls them, in one order.
 // Before anything is sent the ranks compare what each is about to do. A rank that refuses its
@@ -155,9 +154,8 @@ struct Options {
   // the CPU cannot read counts as full.
   expr::Bindings buffers{};
   Rates rates{};
-  // Of each rank's own call: its device (dropout on a GPU takes dense layouts, chunks of multiples
-  // of 64 rows, seed and offset as numbers), algorithm, kernel, deterministic and threads. An
-  // automatic algorithm of a CPU is what one rank would take for the whole problem.
+  // Of each rank's own call: its device, algorithm, kernel, deterministic and threads. An automatic
+  // algorithm of a CPU is what one rank would take for the whole problem.
   PlanOptions local{};
 };
 
@@ -175,7 +173,8 @@ class Plan {
   const std::vector<Rows>& rows(int rank) const;
   // Rows of K, V, dK and dV. Where Q and K have the same rows, those of rows().
   const std::vector<Rows>& keys(int rank) const;
-  // Rows of K and V that a rank's queries see, its own among them.
+  // Rows of K and V that a rank's queries see, its own among them, in whole blocks: each sequence
+  // is cut every 64 rows.
   const std::vector<Rows>& gathered(int rank) const;
   // Visible (query, key) pairs of a rank, summed over batch and query heads; an upper bound, exact
   // to tiles of 128.

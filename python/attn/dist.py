@@ -353,7 +353,7 @@ def plan(
         timeout: Seconds that a process waits for others in one step before it gives them up.
         **options: Those of attn.attention but for paged and listed keys, a shared prefix, types of
             K and V, and batch_invariant. Masks, biases and other arrays are those of the whole
-            problem. On a GPU dropout takes dense layouts, and rng as numbers given here.
+            problem. On a GPU numbers given as rng are those of the plan; a tensor may change.
 
     Raises:
         attn.InvalidArgument: Also where a process comes with another problem.
@@ -458,7 +458,7 @@ def attention(
         return_max_logit: Return the largest score of each head as well, last: [heads_q], over the
             rows of all processes, the same on each. All processes ask for it, or none.
         **options: Arrays that differ from those of the plan, such as a sink that is trained, and on
-            a CPU the rng of a step.
+            a CPU the rng of a step; on a GPU where it is a tensor.
 
     Returns:
         `out` of this process's rows, or a tuple of it and what else is asked for:

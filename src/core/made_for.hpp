@@ -1,7 +1,9 @@
 // What every backend keeps in Plan::state first.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "attn/plan.hpp"
 #include "core/plan_record.hpp"
@@ -18,6 +20,8 @@ struct MadeFor {
   PlanRecord record{};
   // Of a part of a larger problem: where it stands in that. Null of all others.
   std::shared_ptr<const Places> places{};
+  // Inputs::cu_seqlens of that part, where a GPU looks for places; empty where a layout is dense.
+  std::vector<std::int32_t> starts_q{}, starts_k{};
 };
 
 // Null where the plan has none: it was moved from, or nobody made it.

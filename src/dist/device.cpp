@@ -238,6 +238,14 @@ std::vector<double> DeviceCall::download(const Tensor& from) const {
   return {values.begin(), values.end()};
 }
 
+std::array<std::int64_t, 2> DeviceCall::download_state(const Tensor& rng_state) const {
+  const Copies copies(device_, context_.stream);
+  std::array<std::int64_t, 2> state{};
+  copies.copy(state.data(), rng_state.data, sizeof(state));
+  copies.wait();
+  return state;
+}
+
 void DeviceCall::forward(const Inputs& inputs, const DeviceKeys& gathered,
                          const Outputs& outputs) const {
   const Copies copies(device_, context_.stream);

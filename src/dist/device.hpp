@@ -2,6 +2,8 @@
 // where the group's engine carries them there, else through memory of the host, as sums do.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -45,6 +47,8 @@ class DeviceCall {
   void upload(const std::vector<double>& values, const Tensor& to) const;
   // The numbers of a float tensor of any strides, in row-major order.
   std::vector<double> download(const Tensor& from) const;
+  // Seed and offset of Inputs::rng_state.
+  std::array<std::int64_t, 2> download_state(const Tensor& rng_state) const;
 
   void forward(const Inputs& inputs, const DeviceKeys& gathered, const Outputs& outputs) const;
   // gradients: dq is the caller's tensor; the others are float, row-major tensors of the host; dk

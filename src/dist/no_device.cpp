@@ -30,6 +30,7 @@ void DeviceCall::send_home(const Traffic&, const DeviceKeys&, const Tensor&, con
 void DeviceCall::upload(const RowMemory&, const Tensor&, const Tensor&) const {}
 void DeviceCall::upload(const std::vector<double>&, const Tensor&) const {}
 std::vector<double> DeviceCall::download(const Tensor&) const { return {}; }
+std::array<std::int64_t, 2> DeviceCall::download_state(const Tensor&) const { return {}; }
 void DeviceCall::forward(const Inputs&, const DeviceKeys&, const Outputs&) const {}
 void DeviceCall::backward(const Inputs&, const DeviceKeys&, const Outputs&, const OutputGradients&,
                           const Gradients&) const {}

@@ -33,15 +33,13 @@ constexpr std::int64_t kMostSequences = std::int64_t{1} << 20;
 // A chunk of a long sequence: whole tiles of rows and keys of every kernel.
 constexpr std::int64_t kChunkMultiple = 128;
 constexpr std::int64_t kLeastChunk = 16;
-// Keys whose bits dropout on a GPU draws at once, so that they stay together.
-constexpr std::int64_t kKeysOfCall = 64;
 // A CPU core's f32 products, and what a 40 Gbit/s link carries.
 constexpr Rates kCpuRates{.flops = 5e10, .bytes = 5e9};
 // A GPU's 16-bit products, and what goes through memory of the host, or from GPU to GPU.
 constexpr Rates kGpuRates{.flops = 5e14, .bytes = 1e10};
 constexpr double kPeerBytes = 3e11;
 
-void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t chunk) {
+void refuse_features(const Problem& p, const PlanOptions& local) {
   const core::ArgumentCheck check(&p);
   const auto refuse = [&](const std::string& what, const char* accepted) {
     throw Error(ErrorCode::unsupported, fmt::format("{}; accepted by attn::dist is {} (problem {})",
@@ -64,18 +62,6 @@ void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t ch
     refuse(fmt::format("backend is {} on {}", name(local.backend), to_string(local.device)),
            on_gpu ? "automatic or cuda" : "automatic or cpu");
   }
-  if (on_gpu && p.dropout.probability > 0) {
-    const std::string what = fmt::format("dropout.probability is {} on {}", p.dropout.probability,
-                                         to_string(local.device));
-    if (p.dropout.rng_state) refuse(what + " with rng_state", "seed and offset on GPUs");
-    if (p.layout_q == Layout::packed || p.layout_k == Layout::packed) {
-      refuse(what + " where a layout is packed", "dense on GPUs");
-    }
-    if (chunk % kKeysOfCall != 0) {
-      refuse(fmt::format("{} with a chunk of {} rows", what, chunk),
-             "0 and multiples of 64 on GPUs");
-    }
-  }
   for (const expr::Expr* e : {&p.mask, &p.score}) {
     if (e->empty()) continue;
     for (const auto& buffer : expr::buffers(*e)) {
@@ -86,7 +72,7 @@ void refuse_features(const Problem& p, const PlanOptions& local, std::int64_t ch
   }
 }
 
-std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks, std::int64_t least) {
+std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks) {
   if (asked < 0) {
     core::ArgumentCheck().refuse(
         fmt::format("chunk is {}; accepted are 0, for a choice, and more", asked));
@@ -101,7 +87,7 @@ std::int64_t choose_chunk(std::int64_t asked, std::int64_t rows, int ranks, std:
   const std::int64_t wanted = core::ceil_div(rows, of_rank * ranks);
   std::int64_t chunk =
       std::max<std::int64_t>(1, core::ceil_div(wanted, kChunkMultiple)) * kChunkMultiple;
-  while (chunk > least && chunk * 2 * ranks > rows) chunk /= 2;
+  while (chunk > kLeastChunk && chunk * 2 * ranks > rows) chunk /= 2;
   return chunk;
 }
 
@@ -183,6 +169,7 @@ void list_rows(PlanData& plan) {
       append(plan.gathered[r], {plan.cuts_k[begin], plan.cuts_k[end]});
     });
   }
+  for (RowList& list : plan.gathered) list = whole_blocks(list, plan.k);
 }
 
 // peers: ranks are GPUs that read each other's memory.
@@ -194,7 +181,7 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
   core::validate_problem(problem);
   core::validate_declarations(problem);
   core::validate_options(problem, Phase::forward, options.local, context);
-  refuse_features(problem, options.local, options.chunk);
+  refuse_features(problem, options.local);
   PlanData plan;
   plan.problem = problem;
   plan.options = options;
@@ -206,15 +193,11 @@ PlanData make_data(const Problem& problem, int ranks, const Options& options,
                                                  : known.bytes};
   plan.q = side_of_q(problem, options.lengths);
   plan.k = side_of_k(problem, options.lengths);
-  const bool whole_calls =
-      options.local.device.type == DeviceType::cuda && problem.dropout.probability > 0;
-  const std::int64_t least = whole_calls ? kKeysOfCall : kLeastChunk;
-  const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks, least);
+  const std::int64_t chunk = choose_chunk(options.chunk, plan.q.rows, ranks);
   plan.cuts_q = equal_cuts(plan.q.rows, chunk);
-  plan.cuts_k =
-      plan.q == plan.k
-          ? plan.cuts_q
-          : equal_cuts(plan.k.rows, choose_chunk(options.chunk, plan.k.rows, ranks, least));
+  plan.cuts_k = plan.q == plan.k
+                    ? plan.cuts_q
+                    : equal_cuts(plan.k.rows, choose_chunk(options.chunk, plan.k.rows, ranks));
   const std::string unreadable = unreadable_buffer(problem.mask, options.buffers);
   if (!unreadable.empty()) {
     plan.reasons.push_back(fmt::format(
@@ -239,7 +222,11 @@ attn::Plan plan_of(const PlanData& plan, const LocalProblem& part, Phase phase, 
     attn::Plan local = plan_on_device(part.problem, phase, options, context);
     auto* const made = static_cast<core::MadeFor*>(local.state.get());
     made->record = core::PlanRecord(local);
-    if (plan.problem.dropout.probability > 0) made->places = part.places;
+    if (plan.problem.dropout.probability > 0) {
+      made->places = part.places;
+      made->starts_q = part.cu_q;
+      made->starts_k = part.cu_k;
+    }
     return local;
   }
   if (options.algorithm == Algorithm::automatic) {

@@ -1,6 +1,7 @@
 // dist::forward and dist::backward.
 #include <fmt/format.h>
 
+#include <array>
 #include <exception>
 #include <limits>
 #include <utility>
@@ -22,6 +23,16 @@ const PlanData& with_group(const Plan& plan) {
               "the plan was made for a number of ranks; accepted is one made for a group");
 }
 
+bool on_device(const PlanData& plan) { return plan.options.local.device.type == DeviceType::cuda; }
+
+// Seed and offset of dropout.
+std::array<std::int64_t, 2> state_of(const PlanData& plan, const Tensor& rng_state,
+                                     const attn::Context& context) {
+  if (on_device(plan)) return DeviceCall(plan, context).download_state(rng_state);
+  const auto* const words = static_cast<const std::int64_t*>(rng_state.data);
+  return {words[0], words[1]};
+}
+
 // What a call asks for, which must be the same on all ranks.
 struct Asked {
   std::string_view name;
@@ -31,7 +42,7 @@ struct Asked {
 // Tells the others what each is about to do, `check` having looked at this rank's arguments.
 template <class Check>
 void greet(const PlanData& plan, std::string_view call, const Inputs& inputs, const Asked& asked,
-           std::chrono::milliseconds timeout, const Check& check) {
+           const Context& context, const Check& check) {
   Greeting greeting(call);
   greeting.add("plan", plan.identity);
   greeting.add(asked.name, asked.value);
@@ -39,14 +50,14 @@ void greet(const PlanData& plan, std::string_view call, const Inputs& inputs, co
     check();
     std::string state;
     if (plan.problem.dropout.rng_state) {
-      const auto* const words = static_cast<const std::int64_t*>(inputs.rng_state.data);
+      const auto words = state_of(plan, inputs.rng_state, context.local);
       state = fmt::format("{} {}", words[0], words[1]);
     }
     greeting.add("rng_state", state);
   } catch (const Error& error) {
     greeting.refuse(error.code(), error.what());
   }
-  agree(*plan.group, greeting, timeout);
+  agree(*plan.group, greeting, context.timeout);
 }
 
 // What goes wrong on this rank alone is told to the others, who wait for it.
@@ -113,8 +124,6 @@ struct SumGradient {
     }
   }
 };
-
-bool on_device(const PlanData& plan) { return plan.options.local.device.type == DeviceType::cuda; }
 
 // Outputs::max_logit of a call: each rank finds that of its rows, and all take the largest.
 class MaxLogitOfRanks {
@@ -250,7 +259,7 @@ void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   const PlanData& data = with_group(plan);
   const Inputs bound = with_buffers(data, inputs);
   const MaxLogitOfRanks max_logit(data, outputs.max_logit, context.local);
-  greet(data, "forward", bound, {"max_logit", max_logit.text()}, context.timeout,
+  greet(data, "forward", bound, {"max_logit", max_logit.text()}, context,
         [&] { check_forward(data, bound, outputs, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);
@@ -273,7 +282,7 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
       fmt::format("{}{}{}", gradients.dk.given() ? "dk " : "", gradients.dv.given() ? "dv " : "",
                   gradients.dsink.given() ? "dsink " : "");
   for (const auto& gradient : gradients.buffers) asked += gradient.first + " ";
-  greet(data, "backward", bound, {"gradients", asked}, context.timeout,
+  greet(data, "backward", bound, {"gradients", asked}, context,
         [&] { check_backward(data, bound, outputs, d_outputs, gradients, context.local); });
   together(data, [&] {
     const Traffic traffic(data, context.timeout);

@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/ceil_div.hpp"
 #include "core/validate/argument_check.hpp"
 
 namespace attn::dist {
@@ -117,6 +118,32 @@ RowList common(const RowList& a, const RowList& b) {
     a[i].end < b[j].end ? ++i : ++j;
   }
   return both;
+}
+
+RowList whole_blocks(const RowList& list, const Side& side) {
+  RowList whole;
+  const auto add = [&](Rows rows, std::int64_t start, std::int64_t end) {
+    const Rows part = cut(rows, start, end);
+    if (part.begin >= part.end) return;
+    const std::int64_t begin = part.begin - (part.begin - start) % kBlockRows;
+    const std::int64_t blocks = core::ceil_div(part.end - start, kBlockRows);
+    append(whole, {whole.empty() ? begin : std::max(begin, whole.back().end),
+                   std::min(end, start + blocks * kBlockRows)});
+  };
+  if (!side.packed) {
+    for (const Rows& rows : list) add(rows, 0, side.rows);
+    return whole;
+  }
+  std::size_t first = 0;
+  for (const Rows& rows : list) {
+    while (first < side.start.size() && side.start[first] + side.capacity[first] <= rows.begin) {
+      ++first;
+    }
+    for (std::size_t b = first; b < side.start.size() && side.start[b] < rows.end; ++b) {
+      add(rows, side.start[b], side.start[b] + side.capacity[b]);
+    }
+  }
+  return whole;
 }
 
 std::int64_t local_start(const RowList& list, const Side& side, std::int64_t batch) {

@@ -36,6 +36,11 @@ std::int64_t count(const RowList& list);
 // How many of the list's rows lie before that row of the line.
 std::int64_t rows_before(const RowList& list, std::int64_t row);
 RowList common(const RowList& a, const RowList& b);
+// The rows of the list and all others of the blocks that they are in: each sequence is cut every
+// kBlockRows rows, of which the last block may have fewer. So a rank's keys of a sequence are whole
+// blocks of it, which kernels go through as one rank does, and whose bits dropout draws at once.
+inline constexpr std::int64_t kBlockRows = 64;
+RowList whole_blocks(const RowList& list, const Side& side);
 
 // What a rank's tensor of the listed rows has of sequence `batch`: its rows there, those in use,
 // and which rows of the whole sequence they are.

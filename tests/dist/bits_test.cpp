@@ -1,7 +1,8 @@
-// Bits of results over several ranks: those of one rank where tiles align, and the same each time.
+// Bits of results over several ranks: those of one rank, and the same each time.
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "attn/run.hpp"
 #include "verify/case.hpp"
@@ -22,18 +23,21 @@ void expect_same(const Tensor& a, const Tensor& b, const std::string& what) {
 
 class Bits : public ::testing::TestWithParam<const char*> {};
 
-// Chunks of 64 rows: a rank's keys are whole blocks of the CPU's kernels.
+// Of chunks of any size, as a rank gets whole blocks of keys of each sequence.
 TEST_P(Bits, ForwardIsThatOfOneRank) {
   const Case c = parse_case(GetParam());
   CaseData one(c, kSeed), several(c, kSeed);
   one.poison();
   forward(one.problem, one.inputs, one.outputs, one_algorithm());
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    for (const dist::Deal deal : {dist::Deal::by_area, dist::Deal::striped}) {
+    for (const auto& [deal, chunk] : {std::pair{dist::Deal::by_area, 64},
+                                      {dist::Deal::striped, 64},
+                                      {dist::Deal::striped, 37}}) {
       several.poison();
-      forward_on_ranks(several, {.ranks = ranks, .chunk = 64, .deal = deal}, one_algorithm(), {},
+      forward_on_ranks(several, {.ranks = ranks, .chunk = chunk, .deal = deal}, one_algorithm(), {},
                        true);
-      const std::string what = std::to_string(ranks) + " ranks, " + std::string(name(deal));
+      const std::string what = std::to_string(ranks) + " ranks, " + std::string(name(deal)) +
+                               ", chunks of " + std::to_string(chunk);
       expect_same(one.outputs.o, several.outputs.o, what + ": o");
       expect_same(one.outputs.lse, several.outputs.lse, what + ": lse");
     }
@@ -60,13 +64,16 @@ TEST_P(Bits, BackwardIsTheSameEachTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Bits,
-                         ::testing::Values("b1_n600_hq4_hk2_d64_causal_f32", "b2_n530_h2_d32_bf16",
-                                           "b1_n700_h2_d64_window100x0_sink_alibi_softcap30_f32",
-                                           "b2_n400_hq4_hk2_d32_causal_dropout0.3_seed9_f32",
-                                           "b1_n512_h2_d64_documents_causal_bias_bf16",
-                                           "b2_n400_h2_d32_prefix130_f16/padded",
-                                           "b1_n300_h2_d32_causal_sink_f64"));
+INSTANTIATE_TEST_SUITE_P(
+    Cases, Bits,
+    ::testing::Values("b1_n600_hq4_hk2_d64_causal_f32", "b2_n530_h2_d32_bf16",
+                      "b1_n700_h2_d64_window100x0_sink_alibi_softcap30_f32",
+                      "b2_n400_hq4_hk2_d32_causal_dropout0.3_seed9_f32",
+                      "b1_n512_h2_d64_documents_causal_bias_bf16",
+                      "b2_n400_h2_d32_prefix130_f16/padded",
+                      "b5_n200_hq4_hk2_d32_packed_window70x0_dropout0.4_seed9_f32"
+                      "/cuq0,7,7,150,350,351_cuk0,7,7,150,350,351",
+                      "b3_sq100_sk200_h2_d32_packedk_f32", "b1_n300_h2_d32_causal_sink_f64"));
 
 }  // namespace
 }  // namespace attn::verify

@@ -128,6 +128,7 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
   }
   device::BackwardParams parameters = run->parameters;
   fill_backward_tensors(parameters, p, inputs, outputs, d_outputs, gradients, context.workspace);
+  if (run->places) run->places->give(parameters);
   if (const BackwardConfig* config = run->main_config();
       config != nullptr && config->kernel->place) {
     config->kernel->place(parameters, p, *config,

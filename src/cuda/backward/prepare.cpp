@@ -2,13 +2,11 @@
 
 #include <utility>
 
-#include "core/made_for.hpp"
 #include "core/tensor/size.hpp"
 #include "core/validate/plan_field.hpp"
 #include "cuda/backward/source.hpp"
 #include "cuda/backward/workspace.hpp"
 #include "cuda/codegen/expression_gradients.hpp"
-#include "cuda/codegen/places_text.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/source.hpp"
 #include "cuda/kernels/backward_tiles.hpp"
@@ -105,10 +103,7 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
     ask(launches.add, backward_source(p, launches.config, signature.names, signature.printed));
     ask(launches.store, backward_store_source(launches.config));
   }
-  if (const core::Places* places = core::made_for(plan)->places.get(); places != nullptr) {
-    const std::string text = places_text(*places);
-    for (KernelRequest& request : requests) request.source.text.insert(0, text);
-  }
+  run.places = RowPlaces::of(plan, requests);
   get_kernels(plan.device.index, requests, context);
   if (kernel.one_pass) run.one_pass.main = run.gradients.front().kernel;
   return run;

@@ -14,6 +14,7 @@
 #include "cuda/codegen/expression_pack.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/plan/choose_backward.hpp"
+#include "cuda/row_places.hpp"
 
 namespace attn::cuda {
 
@@ -55,6 +56,7 @@ struct BackwardRun {
   OnePassKernels one_pass{};       // where that is one of them; its config is that of gradients
   std::int64_t kernel_offset = 0;  // in the workspace (workspace.hpp)
   std::optional<BufferLaunches> buffers{};
+  std::shared_ptr<const RowPlaces> places{};  // null unless the problem is a part of another
 
   // Of the first of the launches for dQ, dK and dV; null where none is asked for.
   const BackwardConfig* main_config() const {

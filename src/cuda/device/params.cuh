@@ -43,7 +43,7 @@ struct ProblemParams {
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
 
   // Of int or long long (WideTensor).
-  const void* cu_seqlens_q;  // null unless packed
+  const void* cu_seqlens_q;  // null unless packed, or of a part of a problem (softmax/dropout.cuh)
   const void* cu_seqlens_k;
   const void* seqused_q;  // null when absent
   const void* seqused_k;

@@ -71,7 +71,8 @@ ForwardSignature signature_of(const Plan& plan, const Inputs& inputs, const Outp
 // Launches one pass with the tensors of a call, and what merges its results.
 void launch_pass(const ForwardPass& pass, const Problem& problem, const ExpressionPack& pack,
                  const Inputs& inputs, const Outputs& outputs, ForwardMaps* maps,
-                 device::OtherParts& others, const Context& context) {
+                 device::OtherParts& others, const Context& context,
+                 const RowPlaces* places = nullptr) {
   core::CallMemory memory;
   std::pmr::vector<std::byte> expressions(pack.size(), &memory.resource());
   pack.pack(inputs.buffers, expressions.data());
@@ -80,6 +81,7 @@ void launch_pass(const ForwardPass& pass, const Problem& problem, const Expressi
   fill_scales(parameters, problem, inputs);
   fill_forward_tensors(parameters, problem, pass.config, inputs, outputs,
                        static_cast<std::byte*>(context.workspace.data) + pass.workspace_offset);
+  if (places != nullptr) places->give(parameters);
   if (pass.deals_tiles) parameters.counter = work_counter(context.stream);
   std::array<void*, 3> arguments{&parameters, expressions.data(), maps};
   if (pass.classify != nullptr) {
@@ -232,10 +234,11 @@ void launch_forward(const Plan& plan, const Inputs& inputs, const Outputs& outpu
     over->dropout = problem.dropout;
   }
   const Problem& own_keys = over ? *over : problem.seqlen_prefix > 0 ? run->problem : problem;
-  launch_pass(run->pass, own_keys, run->expressions, *read, outputs, maps.get(), others, context);
+  launch_pass(run->pass, own_keys, run->expressions, *read, outputs, maps.get(), others, context,
+              run->places.get());
   if (run->decoding) {
     launch_pass(*run->decoding, own_keys, run->expressions, *read, outputs, nullptr, others,
-                context);
+                context, run->places.get());
   }
 }
 

@@ -6,9 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/made_for.hpp"
 #include "core/validate/plan_field.hpp"
-#include "cuda/codegen/places_text.hpp"
 #include "cuda/driver/device.hpp"
 #include "cuda/forward/parameters.hpp"
 #include "cuda/forward/prefix.hpp"
@@ -245,10 +243,7 @@ ForwardRun prepare_forward(const Plan& plan, const ForwardSignature& signature,
     pass.workspace_offset = decoding_offset(workspace_bytes(p, arch, splits, named)).value();
     fill_pass(pass, part->problem, few, part->splits, signature, device, requests);
   }
-  if (const core::Places* places = core::made_for(plan)->places.get(); places != nullptr) {
-    const std::string text = places_text(*places);
-    for (KernelRequest& request : requests) request.source.text.insert(0, text);
-  }
+  run.places = RowPlaces::of(plan, requests);
   get_kernels(plan.device.index, requests, context);
   return run;
 }

@@ -14,6 +14,7 @@
 #include "cuda/forward/copied_operands.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/kernels/forward_kernel.hpp"
+#include "cuda/row_places.hpp"
 
 namespace attn::cuda {
 
@@ -68,6 +69,7 @@ struct ForwardRun {
   ForwardPass pass{};
   // Of the sequences with a few rows, where the other pass leaves them out.
   std::optional<ForwardPass> decoding{};
+  std::shared_ptr<const RowPlaces> places{};  // null unless the problem is a part of another
 };
 
 // Thread blocks of a kernel that has so many tiles.

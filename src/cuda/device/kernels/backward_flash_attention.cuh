@@ -221,7 +221,7 @@ struct BackwardFlashAttention {
     multiply<kKeysOf, kColumnsOf, false>(dp, {shared + Layout::kVAt, Layout::kRowV, 1},
                                          {shared + Layout::kDoAt, 1, Layout::kRowV}, C::kHeadDimV,
                                          0, kQueries);
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, s.batch);
 #pragma unroll
     for (int i = 0; i < kColumnsOf; ++i) {
       const int column = member() + kMembers * i, query = first + column;

@@ -286,7 +286,7 @@ struct BackwardSimt {
 
   // The call of a key, and of the slots of keys about it.
   ATTN_DEVICE DropoutCall call(int query, int key, int head_q) const {
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, tile.sequence.batch);
     const DropoutRow row(
         dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +

@@ -81,7 +81,9 @@ struct BackwardWeights {
     if constexpr (kOfP) s = visible && kept ? probable : 0;
   }
 
-  ATTN_DEVICE Dropout<C::kRngState> dropout() const { return dropout_of<C::kRngState>(p); }
+  ATTN_DEVICE Dropout<C::kRngState> dropout() const {
+    return dropout_of<C::kRngState>(p, sequence.batch);
+  }
   ATTN_DEVICE unsigned batch_head() const {
     return static_cast<unsigned>(sequence.batch) * static_cast<unsigned>(p.heads_q) +
            static_cast<unsigned>(head_q);

@@ -316,7 +316,7 @@ struct ForwardSimt {
   }
 
   ATTN_DEVICE void drop(float (&s)[4], int query, int head, int block) const {
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, tile.sequence.batch);
     const DropoutRow row(
         dropout,
         static_cast<unsigned>(tile.sequence.batch) * static_cast<unsigned>(p.heads_q) +

@@ -228,7 +228,7 @@ struct ForwardSm80 {
   }
 
   ATTN_DEVICE void drop_elements(unsigned (&p16)[C::kBlockN / 4], int m, int block) const {
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, tile.sequence.batch);
     const auto row = [&](int i) {
       const int r = warp_row() + 16 * m + lane() / 4 + 8 * i;
       return DropoutRow(

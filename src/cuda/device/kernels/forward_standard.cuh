@@ -85,7 +85,7 @@ struct ForwardStandard {
     const float sink = C::kSink ? p.sink[head] : minus_infinity();
     const Denominator d = denominator<C::kSink, false, false>(m, l, sink);
     const float factor = C::kDropout ? d.inverse * p.dropout_scale : d.inverse;
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, step.tile.sequence.batch);
     const auto pair = static_cast<unsigned>(step.tile.sequence.batch * p.heads_q + head);
     const DropoutRow kept(dropout, pair, static_cast<unsigned>(query));
     for (int key = Row::lane(); key < length_k(); key += 32) {

@@ -196,7 +196,7 @@ struct ForwardWide : Place_ {
   }
 
   ATTN_DEVICE void drop_elements(Warp& w, int block) const {
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, tile.sequence.batch);
     const auto batch = static_cast<unsigned>(tile.sequence.batch * p.heads_q);
     for_each_score(w.s, block, [&](float& x, int query, int head, int key, int step) {
       const DropoutRow<C::kRngState> row(dropout, batch + static_cast<unsigned>(head),

@@ -167,7 +167,7 @@ struct VisibleRow {
   }
   ATTN_DEVICE bool is_kept(int query, int head, int key) const {
     if constexpr (!C::kDropout) return true;
-    const auto dropout = dropout_of<C::kRngState>(p);
+    const auto dropout = dropout_of<C::kRngState>(p, tile.sequence.batch);
     const auto pair = static_cast<unsigned>(tile.sequence.batch * p.heads_q + head);
     return DropoutRow(dropout, pair, static_cast<unsigned>(query)).keeps(key);
   }

@@ -69,11 +69,13 @@ struct BackwardSm90KeptBits {
   template <int kFirst, int kEnd>
   ATTN_DEVICE unsigned draw(const Random& random, const BackwardStep& t, int k) const {
     const int first_row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
-    const DropoutColumns columns(random, t.key0 / 64 + k, static_cast<int>(threadIdx.x % 4));
+    Random of_sequence = random;
+    of_sequence.places = RowPlaces(tiles.p, t.batch);
+    const DropoutColumns columns(of_sequence, t.key0 / 64 + k, static_cast<int>(threadIdx.x % 4));
     unsigned kept = 0;
 #pragma unroll
     for (int i = kFirst; i < kEnd; ++i) {
-      const DropoutRow row(random, static_cast<unsigned>(t.batch * tiles.p.heads_q + t.head_q),
+      const DropoutRow row(of_sequence, static_cast<unsigned>(t.batch * tiles.p.heads_q + t.head_q),
                            static_cast<unsigned>(t.query0 + first_row + 8 * i));
       kept += KeptBits::draw(row, i, columns);
     }

@@ -322,7 +322,7 @@ struct ForwardSm90Softmax {
   ATTN_DEVICE void drop_elements(State& c, const Own& t, Place block) const {
     if constexpr (C::kDropout) {
       const ForwardParams& p = tiles.p;
-      const auto dropout = dropout_of<C::kRngState>(p);
+      const auto dropout = dropout_of<C::kRngState>(p, t.w.sequence.batch);
       const auto row = [&](int i) {
         const int r = t.row + 8 * i;
         const int head = Tiles::query_head(t.w, r);
