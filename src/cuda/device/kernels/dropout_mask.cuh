@@ -11,7 +11,7 @@ namespace attn::device {
 
 template <bool kRngState>
 __device__ void dropout_mask(const DropoutMaskParams& p) {
-  const auto dropout = dropout_of<kRngState>(p, RowPlaces());
+  const auto dropout = dropout_of<kRngState>(p);
   const long long groups = (p.seqlen_k + 63ll) / 64 * 4;  // of sixteen keys
   const long long count = groups * p.seqlen_q * p.heads_q * p.batch;
   const long long step = static_cast<long long>(gridDim.x) * kDropoutMaskThreads;

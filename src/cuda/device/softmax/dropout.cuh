@@ -16,7 +16,8 @@ namespace attn::device {
 // drawn for: a larger one of which this is a part, where the text before a kernel defines
 // ATTN_PLACE_MARGIN. Then cu_seqlens is given whatever the layout is: batch + 1 numbers, all 0
 // where it is dense; ATTN_PLACE_MARGIN numbers without meaning; which row of its sequence of the
-// whole each row is; numbers without meaning, for rows of tiles that are in no sequence.
+// whole each row is; numbers without meaning, for rows of tiles that are in no sequence. Without
+// it there is nothing of this: even an empty struct would change the machine code.
 #ifdef ATTN_PLACE_MARGIN
 struct RowPlaces {
   const int* query = nullptr;
@@ -30,16 +31,18 @@ struct RowPlaces {
     return starts + batches + 1 + ATTN_PLACE_MARGIN + starts[batch];
   }
 };
-#define ATTN_PLACE_OF_QUERY(places, i) (places).query[i]
-#define ATTN_PLACE_OF_KEYS(places, group) (places).key[64 * (group)] / 64
+#define ATTN_ROW_PLACES RowPlaces places;
+#define ATTN_PLACE_OF_QUERY(d, i) (d).places.query[i]
+#define ATTN_PLACE_OF_KEYS(d, group) (d).places.key[64 * (group)] / 64
+// A variable `here` is `all` with the places of a sequence.
+#define ATTN_TAKE_PLACES(here, all, p, batch) \
+  auto here = all;                            \
+  here.places = RowPlaces(p, batch)
 #else
-struct RowPlaces {
-  RowPlaces() = default;
-  ATTN_DEVICE RowPlaces(const ProblemParams&, int) {}
-};
-// Calls of functions in their place would change the machine code.
-#define ATTN_PLACE_OF_QUERY(places, i) (i)
-#define ATTN_PLACE_OF_KEYS(places, group) (group)
+#define ATTN_ROW_PLACES
+#define ATTN_PLACE_OF_QUERY(d, i) (i)
+#define ATTN_PLACE_OF_KEYS(d, group) (group)
+#define ATTN_TAKE_PLACES(here, all, p, batch) const auto& here = all
 #endif
 
 // What one call of Philox gives: the keys 64 a + 8 t + 2 c + {0, 1} of a row, t = 0..7.
@@ -73,7 +76,7 @@ struct Dropout {
   const unsigned (*round_keys)[2];
   unsigned counter3;
   DropoutRule rule;
-  RowPlaces places;
+  ATTN_ROW_PLACES
 
   ATTN_DEVICE unsigned key(int round, int word) const { return round_keys[round][word]; }
 };
@@ -82,7 +85,7 @@ struct Dropout<true> {
   unsigned first_key[2];
   unsigned counter3;
   DropoutRule rule;
-  RowPlaces places;
+  ATTN_ROW_PLACES
 
   ATTN_DEVICE unsigned key(int round, int word) const {
     return first_key[word] + static_cast<unsigned>(round) * (word == 0 ? 0x9e3779b9u : 0xbb67ae85u);
@@ -94,25 +97,25 @@ ATTN_DEVICE unsigned long long philox_product1(unsigned x) { return 0xcd9e8d57ul
 ATTN_DEVICE unsigned high_word(unsigned long long x) { return static_cast<unsigned>(x >> 32); }
 ATTN_DEVICE unsigned low_word(unsigned long long x) { return static_cast<unsigned>(x); }
 
-// Of a sequence, whose places they have.
 template <bool kRngState>
-ATTN_DEVICE Dropout<kRngState> dropout_of(const ProblemParams& p, const RowPlaces& places) {
+ATTN_DEVICE Dropout<kRngState> dropout_of(const ProblemParams& p) {
   if constexpr (kRngState) {
     const unsigned long long address =
         static_cast<unsigned long long>(p.rng_state[1]) << 32 | p.rng_state[0];
     const auto* const state = reinterpret_cast<const unsigned long long*>(address);
     const unsigned long long seed = state[0], offset = state[1];
-    return {{low_word(seed), high_word(seed) ^ high_word(offset)},
-            low_word(offset),
-            p.dropout_rule,
-            places};
+    return {
+        {low_word(seed), high_word(seed) ^ high_word(offset)}, low_word(offset), p.dropout_rule};
   } else {
-    return {p.dropout_round_keys, p.dropout_counter3, p.dropout_rule, places};
+    return {p.dropout_round_keys, p.dropout_counter3, p.dropout_rule};
   }
 }
+
+// With the places of a sequence.
 template <bool kRngState>
 ATTN_DEVICE Dropout<kRngState> dropout_of(const ProblemParams& p, int batch) {
-  return dropout_of<kRngState>(p, RowPlaces(p, batch));
+  ATTN_TAKE_PLACES(d, dropout_of<kRngState>(p), p, batch);
+  return d;
 }
 
 // All bits of each half of a pair of numbers whose element is kept.
@@ -131,7 +134,7 @@ struct DropoutColumns {
   template <bool kRngState>
   ATTN_DEVICE DropoutColumns(const Dropout<kRngState>& d, int group, int pair) {
     const unsigned long long first =
-        philox_product0(static_cast<unsigned>(4 * (ATTN_PLACE_OF_KEYS(d.places, group)) + pair));
+        philox_product0(static_cast<unsigned>(4 * (ATTN_PLACE_OF_KEYS(d, group)) + pair));
     const unsigned long long second = philox_product1(high_word(first) ^ d.counter3 ^ d.key(0, 1));
     high = high_word(second) ^ d.key(1, 0);
     low = low_word(second);
@@ -158,8 +161,7 @@ struct DropoutRow {
       : dropout(d) {
     const unsigned long long first = philox_product1(batch_head);
     const unsigned long long second = philox_product0(
-        high_word(first) ^
-        static_cast<unsigned>(ATTN_PLACE_OF_QUERY(d.places, static_cast<int>(query))) ^
+        high_word(first) ^ static_cast<unsigned>(ATTN_PLACE_OF_QUERY(d, static_cast<int>(query))) ^
         d.key(0, 0));
     high = high_word(second);
     low = low_word(second);

@@ -8,13 +8,13 @@
 
 namespace attn::device {
 
-// Makes what dropout_of makes, but for places, where all threads of a warp call it: the keys take
-// no register of every thread, and a state in memory is read once.
+// Makes what dropout_of makes, where all threads of a warp call it: the keys take no register of
+// every thread, and a state in memory is read once.
 template <bool kRngState>
 ATTN_DEVICE Dropout<kRngState> dropout_of_warp(const ProblemParams& p) {
-  auto d = dropout_of<kRngState>(p, RowPlaces());
+  auto d = dropout_of<kRngState>(p);
   if constexpr (kRngState) {
-    d = {{uniform(d.first_key[0]), uniform(d.first_key[1])}, uniform(d.counter3), d.rule, {}};
+    d = {{uniform(d.first_key[0]), uniform(d.first_key[1])}, uniform(d.counter3), d.rule};
   }
   return d;
 }

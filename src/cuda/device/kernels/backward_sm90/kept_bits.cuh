@@ -69,8 +69,7 @@ struct BackwardSm90KeptBits {
   template <int kFirst, int kEnd>
   ATTN_DEVICE unsigned draw(const Random& random, const BackwardStep& t, int k) const {
     const int first_row = static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
-    Random of_sequence = random;
-    of_sequence.places = RowPlaces(tiles.p, t.batch);
+    ATTN_TAKE_PLACES(of_sequence, random, tiles.p, t.batch);
     const DropoutColumns columns(of_sequence, t.key0 / 64 + k, static_cast<int>(threadIdx.x % 4));
     unsigned kept = 0;
 #pragma unroll
