@@ -57,6 +57,29 @@ class OnDevice {
   std::vector<std::pair<Tensor, const cuda::DeviceBuffer*>> results_;
 };
 
+// A rank's rows of scales, and all of those that are one, or one a head.
+class ScaleShard {
+ public:
+  ScaleShard(const Tensor& whole, const std::vector<dist::Rows>& rows)
+      : shard_(with_columns(whole), rows, false, true), tensor(whole) {
+    if (whole.rank <= 1) return;
+    tensor = shard_.tensor;
+    --tensor.rank;
+  }
+
+ private:
+  static Tensor with_columns(Tensor t) {
+    if (t.rank <= 1) return {};
+    const auto last = static_cast<std::size_t>(t.rank++);
+    t.shape[last] = t.strides[last] = 1;
+    return t;
+  }
+  Shard shard_;
+
+ public:
+  Tensor tensor;
+};
+
 Inputs rank_inputs(const CaseData& data, const Shard& q, const Shard& k, const Shard& v,
                    OnDevice& on) {
   Inputs inputs{.q = on.input(q.tensor), .k = on.input(k.tensor), .v = on.input(v.tensor)};
@@ -268,7 +291,13 @@ dist::Plan forward_on_rank(CaseData& data, const dist::Group& group, const RankO
   const Outputs outputs{.o = on.result(o.tensor),
                         .lse = on.result(logs.tensor),
                         .max_logit = on.result(largest.tensor)};
-  dist::forward(plan, rank_inputs(data, q, k, v, on), outputs, where);
+  const ScaleShard scale_q(data.inputs.scale_q, rows), scale_k(data.inputs.scale_k, keys),
+      scale_v(data.inputs.scale_v, keys);
+  Inputs inputs = rank_inputs(data, q, k, v, on);
+  inputs.scale_q = scale_q.tensor;
+  inputs.scale_k = scale_k.tensor;
+  inputs.scale_v = scale_v.tensor;
+  dist::forward(plan, inputs, outputs, where);
   on.download();
   largest.put_back(group);
   o.put_back();

@@ -181,7 +181,7 @@ class Plan {
   double area(int rank) const;
   // Mean over largest area: 1 is an even deal.
   double balance() const;
-  // Bytes that one pass sends from a rank to another.
+  // Bytes that one pass sends from a rank to another, without scales of K and V.
   double bytes(int from, int to, Phase phase) const;
   const std::vector<std::string>& reasons() const;
 
@@ -199,8 +199,8 @@ struct Context {
 };
 
 // The plan of a problem that has every size set; the ranks compare what they were given. Refused
-// with Error(unsupported): paged K and V, types of their own of Q, K and V, a shared prefix, lists
-// of keys, batch_invariant.
+// with Error(unsupported): paged K and V, a shared prefix, lists of keys, batch_invariant, and on
+// GPUs types of their own of Q, K and V.
 Plan make_plan(const Problem& problem, const Group& group, const Options& options = {},
                const Context& context = {});
 // The plan that a group of so many ranks would have, to look at: no call takes it.
@@ -212,15 +212,17 @@ std::string to_string(const Plan& plan);
 
 // As attn::forward with the tensors of this rank's rows; cu_seqlens and seqused are not given.
 // Buffers are those of the whole problem on every rank, as a bias of [seqlen_q, seqlen_k], and the
-// sink and rng_state as well. Tensors are on the device of Options::local. Of a GPU, K, V and sums
-// travel through memory of the host where the engine does not carry its memory; the call waits for
-// the context's stream before it returns. Takes memory for the gathered K and V and for what is
-// sent, of a GPU also for the workspace; by local() the plan keeps it for the next call. max_logit
-// is that of the whole problem, the same bits on each rank; all ranks ask for it, or none.
+// sink, rng_state and scales of rank 1 as well; scales of rows are of the rank's rows. Tensors are
+// on the device of Options::local. Of a GPU, K, V and sums travel through memory of the host where
+// the engine does not carry its memory; the call waits for the context's stream before it returns.
+// Takes memory for the gathered K and V and for what is sent, of a GPU also for the workspace; by
+// local() the plan keeps it for the next call. max_logit is that of the whole problem, the same
+// bits on each rank; all ranks ask for it, or none.
 void forward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
              const Context& context = {});
-// As attn::backward. dK and dV are those of this rank's rows, complete. dsink and the gradients of
-// buffers are sums over all ranks, the same bits on each. All ranks ask for the same gradients.
+// As attn::backward, which takes no types of their own. dK and dV are those of this rank's rows,
+// complete. dsink and the gradients of buffers are sums over all ranks, the same bits on each. All
+// ranks ask for the same gradients.
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const Context& context = {});

@@ -204,6 +204,11 @@ DistPlan make_plan(const Options& options, const std::vector<std::int64_t>& q,
   auto buffers = std::make_shared<const Buffers>(options.buffers);
   how.buffers = inputs.buffers = buffers->bindings();
   const Problem problem = complete(options.described, inputs);
+  if (problem.type_q != CacheType::as_q || problem.type_k != CacheType::as_q ||
+      problem.type_v != CacheType::as_q) {
+    throw Error(ErrorCode::unsupported, "the problem is " + to_string(problem) +
+                                            "; accepted by attn.dist are Q, K and V of one dtype");
+  }
   dist::Context context;
   context.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * timeout));
   if (!engine) return {buffers, dist::make_plan(problem, size, how), context.timeout};

@@ -173,6 +173,11 @@ def refuse_together(rank: int, size: int) -> None:
         lambda: attn.dist.attention(q, k, k, plan, softcap=3.0),
     )
     assert attn.dist.attention(q, k, k, plan).isfinite().all()
+    _raises(
+        attn.Unsupported,
+        "accepted by attn.dist are Q, K and V of one dtype",
+        lambda: attn.dist.plan(*SHAPES, dtype=torch.float32, type_k="bf16", type_v="bf16"),
+    )
     look = attn.dist.plan(*SHAPES, ranks=4, causal=True)
     assert look.rank == -1
     _raises(attn.InvalidArgument, "accepted are 0 to 3", lambda: look.rows())

@@ -20,6 +20,9 @@ void check_backward(const PlanData& plan, const Inputs& inputs, const Outputs& o
                     const OutputGradients& d_outputs, const Gradients& gradients,
                     const attn::Context& context);
 
+// Whether a scale is of each row, and not one or one a head, which all ranks have.
+inline bool is_of_rows(const Tensor& scale) { return scale.rank > 1; }
+
 // The inputs of the rank's own call: its Q, the gathered K and V, and its lengths, which look at
 // the plan's.
 Inputs local_inputs(const PlanData& plan, const Inputs& inputs, const Tensor& k, const Tensor& v);
@@ -35,8 +38,8 @@ class Traffic {
       : plan_(plan), timeout_(timeout) {}
 
   int rank() const { return plan_.group->rank(); }
-  // Every rank sends the K and V that others see and gets what it sees.
-  RowMemory gather(const Tensor& k, const Tensor& v) const;
+  // Every rank sends the K and V that others see, with scales of rows, and gets what it sees.
+  RowMemory gather(const Inputs& inputs) const;
   // This rank's dK and dV: the sums over all ranks of their partial ones, which `partial` has of
   // the rows that this rank gathered.
   RowMemory send_home(const RowMemory& partial) const;
@@ -51,7 +54,7 @@ class Traffic {
   DType sum_dtype() const { return dist::sum_dtype(plan_.problem); }
   RowMemory memory(RowList rows, DType dtype) const {
     const Problem& p = plan_.problem;
-    return {sequences(), std::move(rows), p.heads_k, p.head_dim, p.head_dim_v, dtype};
+    return {sequences(), std::move(rows), p.heads_k, {{dtype, p.head_dim}, {dtype, p.head_dim_v}}};
   }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives) const {

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <optional>
 
+#include "attn/cache_type.hpp"
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/text/echo.hpp"
 #include "core/validate/validate.hpp"
 #include "core/validate/validate_parts.hpp"
@@ -29,9 +31,14 @@ class Checker {
         rank_(static_cast<std::size_t>(plan.group->rank())) {}
 
   void inputs(const Inputs& in, const attn::Context& context) {
-    like_q("q", in.q, p_.head_dim);
-    like_k("k", in.k, p_.head_dim);
-    like_k("v", in.v, p_.head_dim_v);
+    const RowList &own = plan_.rows[rank_], &keys = plan_.keys[rank_];
+    stored("q", in.q, plan_.q, own, p_.heads_q, core::type_of_q(p_), p_.head_dim);
+    stored("k", in.k, plan_.k, keys, p_.heads_k, core::type_of_k(p_), p_.head_dim);
+    stored("v", in.v, plan_.k, keys, p_.heads_k, core::type_of_v(p_), p_.head_dim_v);
+    Problem held = p_;
+    held.seqlen_q = count(own);
+    held.seqlen_k = count(keys);
+    core::check_scales(check_, held, in);
     check_.not_given("cu_seqlens_q", in.cu_seqlens_q, kKnown);
     check_.not_given("cu_seqlens_k", in.cu_seqlens_k, kKnown);
     check_.not_given("seqused_q", in.seqused_q, kKnown);
@@ -53,6 +60,9 @@ class Checker {
     for (const core::BoundBuffer& buffer : *buffers_) {
       add_read({"buffer", buffer.name}, buffer.tensor);
     }
+    add_read("scale_q", in.scale_q);
+    add_read("scale_k", in.scale_k);
+    add_read("scale_v", in.scale_v);
     add_read("sink", in.sink);
     add_read("rng_state", in.rng_state);
   }
@@ -88,18 +98,22 @@ class Checker {
     if (t.given()) read_.push_back({name, t});
   }
   void rows(const Label& name, const Tensor& t, const Side& side, const RowList& list,
-            std::int64_t heads, std::int64_t dim, bool written) {
+            std::int64_t heads, DType dtype, std::int64_t dim, bool written) {
     const std::int64_t rows = count(list);
-    check_.tensor(name, t, p_.dtype,
+    check_.tensor(name, t, dtype,
                   side.packed ? Shape{rows, heads, dim} : Shape{p_.batch, rows, heads, dim});
     check_.contiguous_rows(name, t);
     (written ? written_ : read_).push_back({name, t});
   }
-  void like_q(const Label& name, const Tensor& t, std::int64_t dim, bool written = false) {
-    rows(name, t, plan_.q, plan_.rows[rank_], p_.heads_q, dim, written);
+  void stored(const Label& name, const Tensor& t, const Side& side, const RowList& list,
+              std::int64_t heads, CacheType type, std::int64_t dim) {
+    rows(name, t, side, list, heads, storage_dtype(type), row_size(type, dim), false);
   }
-  void like_k(const Label& name, const Tensor& t, std::int64_t dim, bool written = false) {
-    rows(name, t, plan_.k, plan_.keys[rank_], p_.heads_k, dim, written);
+  void like_q(const Label& name, const Tensor& t, std::int64_t dim, bool written) {
+    rows(name, t, plan_.q, plan_.rows[rank_], p_.heads_q, p_.dtype, dim, written);
+  }
+  void like_k(const Label& name, const Tensor& t, std::int64_t dim, bool written) {
+    rows(name, t, plan_.k, plan_.keys[rank_], p_.heads_k, p_.dtype, dim, written);
   }
 
   const PlanData& plan_;
@@ -126,6 +140,7 @@ void check_forward(const PlanData& plan, const Inputs& inputs, const Outputs& ou
 void check_backward(const PlanData& plan, const Inputs& inputs, const Outputs& outputs,
                     const OutputGradients& d_outputs, const Gradients& gradients,
                     const attn::Context& context) {
+  core::validate_options(plan.problem, Phase::backward, plan.options.local, context);
   Checker check(plan);
   check.inputs(inputs, context);
   check.o("o", outputs.o, false);

@@ -120,7 +120,7 @@ DeviceKeys DeviceCall::gather_by_host(const Traffic& traffic, const Tensor& k,
   copy_tensor(copies, k, own.k.tensor);
   copy_tensor(copies, v, own.v.tensor);
   copies.wait();
-  const RowMemory host = traffic.gather(own.k.tensor, own.v.tensor);
+  const RowMemory host = traffic.gather({.k = own.k.tensor, .v = own.v.tensor});
   const auto all = std::make_shared<DeviceRows>(traffic, plan_.gathered[me], dtype, device_);
   copies.copy(all->data(), host.data(), host.bytes());
   copies.wait();

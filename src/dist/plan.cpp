@@ -50,14 +50,15 @@ void refuse_features(const Problem& p, const PlanOptions& local) {
   }
   if (p.layout_k == Layout::paged) refuse("layout_k is paged", "dense or packed");
   if (p.seqlen_prefix != 0) refuse(fmt::format("seqlen_prefix is {}", p.seqlen_prefix), "0");
-  if (core::has_own_type_q(p)) refuse(fmt::format("type_q is {}", name(p.type_q)), "as_q");
-  if (core::has_own_types(p)) {
-    refuse(fmt::format("type_k is {} and type_v is {}", name(p.type_k), name(p.type_v)), "as_q");
-  }
   if (p.key_list != 0) refuse(fmt::format("key_list is {}", p.key_list), "0");
   if (local.batch_invariant) refuse("batch_invariant is true", "false");
   const bool on_gpu = local.device.type == DeviceType::cuda;
   const Backend own = on_gpu ? Backend::cuda : Backend::cpu;
+  if (on_gpu && is_forward_alone(p)) {
+    refuse(fmt::format("type_q is {}, type_k is {} and type_v is {} on {}", name(p.type_q),
+                       name(p.type_k), name(p.type_v), to_string(local.device)),
+           "as_q on GPUs");
+  }
   if (local.backend != Backend::automatic && local.backend != own) {
     refuse(fmt::format("backend is {} on {}", name(local.backend), to_string(local.device)),
            on_gpu ? "automatic or cuda" : "automatic or cpu");
@@ -104,9 +105,15 @@ std::string unreadable_buffer(const expr::Expr& mask, const expr::Bindings& bind
   return {};
 }
 
-double bytes_of_row(const Problem& p, std::size_t element) {
+// Of K and V as they are stored.
+double key_bytes(const Problem& p) {
+  return static_cast<double>(p.heads_k * (core::row_bytes(core::type_of_k(p), p.head_dim) +
+                                          core::row_bytes(core::type_of_v(p), p.head_dim_v)));
+}
+double sum_bytes(const Problem& p) {
+  if (is_forward_alone(p)) return 0;
   return static_cast<double>(p.heads_k * (p.head_dim + p.head_dim_v)) *
-         static_cast<double>(element);
+         static_cast<double>(size_of(sum_dtype(p)));
 }
 double sequences_of(const Problem& p, const Side& side) {
   return side.packed ? 1 : static_cast<double>(p.batch);
@@ -122,14 +129,15 @@ void deal_chunks(PlanData& plan) {
       plan.owner_k.push_back(static_cast<int>(static_cast<std::int64_t>(k) / room));
     }
   }
-  const double row_bytes = sequences_of(p, plan.k) * (2 * bytes_of_row(p, size_of(p.dtype)) +
-                                                      bytes_of_row(p, size_of(sum_dtype(p))));
+  const bool trains = !is_forward_alone(p);
+  const double row_bytes =
+      sequences_of(p, plan.k) * ((trains ? 2 : 1) * key_bytes(p) + sum_bytes(p));
+  const double flops = core::flops_per_element(p, Phase::forward) +
+                       (trains ? core::flops_per_element(p, Phase::backward) : 0);
   const DealInput input{.areas = plan.areas,
                         .ranks = plan.ranks,
                         .cuts_k = plan.cuts_k,
-                        .seconds_per_element = (core::flops_per_element(p, Phase::forward) +
-                                                core::flops_per_element(p, Phase::backward)) /
-                                               plan.rates.flops,
+                        .seconds_per_element = flops / plan.rates.flops,
                         .seconds_per_row = row_bytes / plan.rates.bytes,
                         .owner_k = plan.owner_k};
   Dealt dealt = deal(input, plan.options.deal);
@@ -277,6 +285,7 @@ void plan_work(PlanData& plan, int rank, const attn::Context& context) {
   }
   if (plan.rows[r].empty()) return;
   plan.work.forward = plan_of(plan, plan.work.part, Phase::forward, plan.options.local, context);
+  if (is_forward_alone(plan.problem)) return;
   plan.work.backward = plan_of(plan, plan.work.part, Phase::backward, plan.options.local, context);
 }
 
@@ -308,6 +317,8 @@ void describe(const Problem& p, const Options& o, Greeting& greeting) {
   const auto text = [](const expr::Expr& e) { return e.empty() ? "" : expr::to_string(e); };
   const Lengths& n = o.lengths;
   greeting.add("dtype", name(p.dtype));
+  greeting.add("types",
+               fmt::format("q {} k {} v {}", name(p.type_q), name(p.type_k), name(p.type_v)));
   greeting.add("sizes", fmt::format("b{} sq{} sk{} hq{} hk{} d{} dv{}", p.batch, p.seqlen_q,
                                     p.seqlen_k, p.heads_q, p.heads_k, p.head_dim, p.head_dim_v));
   greeting.add("layouts", fmt::format("q {} k {}", static_cast<int>(p.layout_q),
@@ -431,8 +442,8 @@ double Plan::bytes(int from, int to, Phase phase) const {
   const auto moved = [&](int owner, int reader) {
     return rows * static_cast<double>(count(moved_rows(*data_, owner, reader)));
   };
-  double bytes = moved(from, to) * bytes_of_row(p, size_of(p.dtype));
-  if (phase == Phase::backward) bytes += moved(to, from) * bytes_of_row(p, size_of(sum_dtype(p)));
+  double bytes = moved(from, to) * key_bytes(p);
+  if (phase == Phase::backward) bytes += moved(to, from) * sum_bytes(p);
   return bytes;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attn/dist.hpp"
+#include "core/cache_type.hpp"
 #include "dist/areas.hpp"
 #include "dist/head_groups.hpp"
 #include "dist/local_problem.hpp"
@@ -28,6 +29,11 @@ struct LocalWork {
 
 // Ranks whose sums a GPU adds; of more they go through memory of the host.
 inline constexpr int kMostPeers = 16;
+
+// Of Q, K or V in types of their own there is no backward pass.
+inline bool is_forward_alone(const Problem& p) {
+  return core::has_own_types(p) || core::has_own_type_q(p);
+}
 
 // In which partial sums of dK and dV travel and are added.
 inline DType sum_dtype(const Problem& p) { return p.dtype == DType::f64 ? DType::f64 : DType::f32; }

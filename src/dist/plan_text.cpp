@@ -40,9 +40,9 @@ std::string to_string(const Plan& plan) {
       backward += plan.bytes(other, r, Phase::backward);
     }
     text += fmt::format(
-        "rank {}: rows {}; {:.1f} % of the area; receives {:.3f} MB forward, {:.3f} backward\n", r,
+        "rank {}: rows {}; {:.1f} % of the area; receives {:.3f} MB forward{}\n", r,
         text_of(plan.rows(r)), total == 0 ? 0 : 100 * plan.area(r) / total, forward / 1e6,
-        backward / 1e6);
+        is_forward_alone(data.problem) ? "" : fmt::format(", {:.3f} backward", backward / 1e6));
     if (plan.keys(r) != plan.rows(r)) text += fmt::format("  keys {}\n", text_of(plan.keys(r)));
     for (int other = 0; other < data.ranks; ++other) {
       const double bytes = plan.bytes(other, r, Phase::forward);

@@ -1,7 +1,9 @@
 #include "dist/row_tensor.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 #include "core/tensor/element.hpp"
@@ -67,16 +69,26 @@ void add(const RowTensor& from, const RowTensor& to) {
 
 }  // namespace
 
-RowMemory::RowMemory(std::int64_t sequences, RowList rows, std::int64_t heads, std::int64_t dim_k,
-                     std::int64_t dim_v, DType dtype) {
+RowMemory::RowMemory(std::int64_t sequences, RowList rows, std::int64_t heads,
+                     const KeyShapes& shapes) {
   const std::int64_t lines = sequences == 0 ? 1 : sequences;
   const auto elements = static_cast<std::size_t>(lines * count(rows) * heads);
-  const std::size_t bytes_k = elements * static_cast<std::size_t>(dim_k) * size_of(dtype);
-  bytes_ = bytes_k + elements * static_cast<std::size_t>(dim_v) * size_of(dtype);
+  // Wide elements first, so that all are aligned.
+  std::array<std::pair<RowShape, RowTensor*>, 4> all{
+      {{shapes.k, &k}, {shapes.v, &v}, {shapes.scale_k, &scale_k}, {shapes.scale_v, &scale_v}}};
+  std::ranges::stable_sort(all, std::greater(),
+                           [](const auto& one) { return size_of(one.first.dtype); });
+  const auto bytes_of = [&](const RowShape& shape) {
+    return elements * static_cast<std::size_t>(shape.dim) * size_of(shape.dtype);
+  };
+  for (const auto& one : all) bytes_ += bytes_of(one.first);
   memory_.reset(new std::byte[std::max<std::size_t>(bytes_, 1)]);
-  k = {shaped(memory_.get(), dtype, sequences, count(rows), heads, dim_k), rows};
-  v = {shaped(memory_.get() + bytes_k, dtype, sequences, count(rows), heads, dim_v),
-       std::move(rows)};
+  std::byte* next = memory_.get();
+  for (const auto& [shape, to] : all) {
+    if (shape.dim == 0) continue;
+    *to = {shaped(next, shape.dtype, sequences, count(rows), heads, shape.dim), rows};
+    next += bytes_of(shape);
+  }
 }
 
 void RowMemory::clear() { std::memset(memory_.get(), 0, bytes_); }
@@ -87,6 +99,13 @@ void copy_rows(const RowTensor& from, const RowTensor& to) {
   for_common(from, to, [&](std::byte* target, const std::byte* source) {
     std::memcpy(target, source, bytes);
   });
+}
+
+void copy_keys(const RowMemory& from, const RowMemory& to) {
+  copy_rows(from.k, to.k);
+  copy_rows(from.v, to.v);
+  if (from.scale_k.tensor.given()) copy_rows(from.scale_k, to.scale_k);
+  if (from.scale_v.tensor.given()) copy_rows(from.scale_v, to.scale_v);
 }
 
 void add_rows(const RowTensor& from, const RowTensor& to) {

@@ -54,6 +54,8 @@ void greet(const PlanData& plan, std::string_view call, const Inputs& inputs, co
       state = fmt::format("{} {}", words[0], words[1]);
     }
     greeting.add("rng_state", state);
+    greeting.add("scales", fmt::format("scale_k of rank {}, scale_v of rank {}",
+                                       inputs.scale_k.rank, inputs.scale_v.rank));
   } catch (const Error& error) {
     greeting.refuse(error.code(), error.what());
   }
@@ -163,6 +165,19 @@ class MaxLogitOfRanks {
   DeviceCall device_;
 };
 
+// local_inputs with what was gathered in memory of the host.
+Inputs host_inputs(const PlanData& plan, const Inputs& inputs, const RowMemory& gathered) {
+  Inputs local = local_inputs(plan, inputs, gathered.k.tensor, gathered.v.tensor);
+  const auto take = [](const RowTensor& rows, Tensor& scale) {
+    if (!rows.tensor.given()) return;
+    scale = rows.tensor;
+    --scale.rank;  // the last dimension has one element
+  };
+  take(gathered.scale_k, local.scale_k);
+  take(gathered.scale_v, local.scale_v);
+  return local;
+}
+
 // O, LSE and the largest scores of a rank's rows, with traffic by messages.
 void forward_by_messages(const PlanData& data, const Traffic& traffic, const Inputs& inputs,
                          const Outputs& outputs, const attn::Context& context) {
@@ -172,10 +187,9 @@ void forward_by_messages(const PlanData& data, const Traffic& traffic, const Inp
     if (data.work.forward) device.forward(inputs, gathered, outputs);
     return;
   }
-  const RowMemory gathered = traffic.gather(inputs.k, inputs.v);
+  const RowMemory gathered = traffic.gather(inputs);
   if (!data.work.forward) return;
-  cpu::forward(*data.work.forward, local_inputs(data, inputs, gathered.k.tensor, gathered.v.tensor),
-               outputs, context);
+  cpu::forward(*data.work.forward, host_inputs(data, inputs, gathered), outputs, context);
 }
 
 // dk, dv <- sums, rounded.
@@ -203,7 +217,7 @@ void backward_by_messages(const PlanData& data, const Traffic& traffic, const In
   if (from_device) {
     on_gpu = device.gather(traffic, inputs.k, inputs.v);
   } else {
-    gathered = traffic.gather(inputs.k, inputs.v);
+    gathered = traffic.gather(inputs);
   }
   const bool of_keys = gradients.dk.given() || gradients.dv.given();
   const auto me = static_cast<std::size_t>(traffic.rank());
@@ -227,9 +241,8 @@ void backward_by_messages(const PlanData& data, const Traffic& traffic, const In
     if (from_device) {
       device.backward(inputs, on_gpu, outputs, d_outputs, local);
     } else {
-      cpu::backward(*data.work.backward,
-                    local_inputs(data, inputs, gathered.k.tensor, gathered.v.tensor), outputs,
-                    d_outputs, local, context);
+      cpu::backward(*data.work.backward, host_inputs(data, inputs, gathered), outputs, d_outputs,
+                    local, context);
     }
   }
   if (!of_keys) return;

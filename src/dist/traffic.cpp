@@ -3,15 +3,41 @@
 #include <memory>
 #include <utility>
 
+#include "attn/cache_type.hpp"
+#include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "dist/call.hpp"
 
 namespace attn::dist {
 
-RowMemory Traffic::gather(const Tensor& k, const Tensor& v) const {
+namespace {
+
+// Scales [.., rows, heads] as rows of one element.
+RowTensor scale_rows(Tensor scale, const RowList& rows) {
+  if (!is_of_rows(scale)) return {};
+  const auto last = static_cast<std::size_t>(scale.rank++);
+  scale.shape[last] = scale.strides[last] = 1;
+  return {scale, rows};
+}
+
+}  // namespace
+
+RowMemory Traffic::gather(const Inputs& inputs) const {
   const auto me = static_cast<std::size_t>(rank());
-  const DType dtype = plan_.problem.dtype;
-  const RowTensor own_k{k, plan_.keys[me]}, own_v{v, plan_.keys[me]};
+  const Problem& p = plan_.problem;
+  const CacheType type_k = core::type_of_k(p), type_v = core::type_of_v(p);
+  KeyShapes shapes{{storage_dtype(type_k), row_size(type_k, p.head_dim)},
+                   {storage_dtype(type_v), row_size(type_v, p.head_dim_v)}};
+  if (is_of_rows(inputs.scale_k)) shapes.scale_k.dim = 1;
+  if (is_of_rows(inputs.scale_v)) shapes.scale_v.dim = 1;
+  RowMemory own;  // of the caller's memory
+  own.k = {inputs.k, plan_.keys[me]};
+  own.v = {inputs.v, plan_.keys[me]};
+  own.scale_k = scale_rows(inputs.scale_k, plan_.keys[me]);
+  own.scale_v = scale_rows(inputs.scale_v, plan_.keys[me]);
+  const auto of_rows = [&](RowList rows) {
+    return RowMemory(sequences(), std::move(rows), p.heads_k, shapes);
+  };
   std::vector<std::shared_ptr<RowMemory>> arrived;
   std::vector<Send> sends;
   std::vector<Receive> receives;
@@ -20,25 +46,20 @@ RowMemory Traffic::gather(const Tensor& k, const Tensor& v) const {
     RowList to_send = moved_rows(plan_, rank(), r);
     RowList to_get = moved_rows(plan_, r, rank());
     if (!to_send.empty()) {
-      const auto message = std::make_shared<RowMemory>(memory(std::move(to_send), dtype));
-      copy_rows(own_k, message->k);
-      copy_rows(own_v, message->v);
+      const auto message = std::make_shared<RowMemory>(of_rows(std::move(to_send)));
+      copy_keys(own, *message);
       sends.push_back({r, message->data(), message->bytes(), message});
     }
     if (!to_get.empty()) {
-      const auto message = std::make_shared<RowMemory>(memory(std::move(to_get), dtype));
+      const auto message = std::make_shared<RowMemory>(of_rows(std::move(to_get)));
       receives.push_back({r, message->data(), message->bytes(), message});
       arrived.push_back(message);
     }
   }
   exchange(sends, receives);
-  RowMemory gathered = memory(plan_.gathered[me], dtype);
-  copy_rows(own_k, gathered.k);
-  copy_rows(own_v, gathered.v);
-  for (const auto& message : arrived) {
-    copy_rows(message->k, gathered.k);
-    copy_rows(message->v, gathered.v);
-  }
+  RowMemory gathered = of_rows(plan_.gathered[me]);
+  copy_keys(own, gathered);
+  for (const auto& message : arrived) copy_keys(*message, gathered);
   return gathered;
 }
 

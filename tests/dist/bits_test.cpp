@@ -24,8 +24,8 @@ void expect_same(const Tensor& a, const Tensor& b, const std::string& what) {
 class Bits : public ::testing::TestWithParam<const char*> {};
 
 // Of chunks of any size, as a rank gets whole blocks of keys of each sequence.
-TEST_P(Bits, ForwardIsThatOfOneRank) {
-  const Case c = parse_case(GetParam());
+void expect_forward_of_one_rank(const char* descriptor) {
+  const Case c = parse_case(descriptor);
   CaseData one(c, kSeed), several(c, kSeed);
   one.poison();
   forward(one.problem, one.inputs, one.outputs, one_algorithm());
@@ -42,6 +42,12 @@ TEST_P(Bits, ForwardIsThatOfOneRank) {
       expect_same(one.outputs.lse, several.outputs.lse, what + ": lse");
     }
   }
+}
+
+TEST_P(Bits, ForwardIsThatOfOneRank) { expect_forward_of_one_rank(GetParam()); }
+
+TEST(BitsOfCaches, AreThoseOfOneRank) {
+  expect_forward_of_one_rank("b2_n200_hq4_hk2_d32_window70x0_k(e4m3)_v(q8_0)_bf16");
 }
 
 TEST_P(Bits, BackwardIsTheSameEachTime) {

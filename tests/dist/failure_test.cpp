@@ -116,6 +116,34 @@ TEST(Failure, ContentsOfTheMasksBuffersAreCompared) {
   expect_all(errors, "buffers is", ErrorCode::invalid_argument);
 }
 
+// Of K in a type of its own: which scales there are must be the same; the backward pass is refused.
+TEST(Failure, OtherScalesAreNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    Problem p = problem_of();
+    p.type_k = CacheType::e4m3;
+    const Plan plan = make_plan(p, group);
+    Local local(plan);
+    const std::vector<unsigned char> k(local.k.size(), 0x38);
+    const std::vector<float> scales(local.k.size(), 2);
+    const std::int64_t rows = local.inputs.k.shape[1];
+    local.inputs.k = tensor(k.data(), {1, rows, 1, 8});
+    local.inputs.scale_k = group.rank() == 1 ? tensor(scales.data(), {std::int64_t{1}})
+                                             : tensor(scales.data(), {1, rows, 1});
+    std::optional<Error> refused;
+    try {
+      backward(plan, local.inputs, local.outputs, {}, {});
+    } catch (const Error& error) {
+      refused = error;
+    }
+    ASSERT_TRUE(refused.has_value());
+    EXPECT_EQ(refused->code(), ErrorCode::unsupported) << refused->what();
+    EXPECT_NE(std::string(refused->what()).find("type_k is e4m3"), std::string::npos);
+    forward(plan, local.inputs, local.outputs);
+  });
+  expect_all(errors, "scales is 'scale_k of rank 1, scale_v of rank 0' on rank 1",
+             ErrorCode::invalid_argument);
+}
+
 // The plan's refusal reaches all ranks, and the group stays of use.
 TEST(Failure, ARefusedArgumentIsToldToAllAndTheGroupGoesOn) {
   std::atomic<int> done = 0;

@@ -168,11 +168,8 @@ TEST(DistPlan, RefusesByName) {
             std::string::npos);
   Problem typed = p;
   typed.type_k = CacheType::bf16;
-  EXPECT_NE(refusal(typed, 2, {}, ErrorCode::unsupported).find("type_k is bf16"),
-            std::string::npos);
-  typed = p;
-  typed.type_q = CacheType::e4m3;
-  EXPECT_NE(refusal(typed, 2, {}, ErrorCode::unsupported).find("type_q is e4m3"),
+  const Options on_gpu{.local = {.device = {DeviceType::cuda, 0}}};
+  EXPECT_NE(refusal(typed, 2, on_gpu, ErrorCode::unsupported).find("type_k is bf16"),
             std::string::npos);
   EXPECT_NE(
       refusal(p, 2, {.lengths = {.seqused_q = {65}}}).find("seqused_q[0] of the lengths is 65"),

@@ -205,6 +205,12 @@ std::pmr::vector<BoundBuffer> check_buffers(const ArgumentCheck& check, const Pr
   return buffers;
 }
 
+void check_scales(const ArgumentCheck& check, const Problem& p, const Inputs& inputs) {
+  check_scale_q(check, p, inputs);
+  check_scale(check, p, inputs, "scale_k", inputs.scale_k, "type_k", type_of_k(p));
+  check_scale(check, p, inputs, "scale_v", inputs.scale_v, "type_v", type_of_v(p));
+}
+
 void check_rng_state(const ArgumentCheck& check, const Dropout& dropout, const Tensor& rng_state) {
   if (!dropout.rng_state) {
     check.not_given("rng_state", rng_state, "problem.dropout.rng_state is false");
@@ -237,9 +243,7 @@ std::pmr::vector<BoundBuffer> check_inputs(const ArgumentCheck& check, const Pro
   check.tensor("v", inputs.v, storage_dtype(type_v),
                shape_like_k(p, inputs.k.shape[0], row_size(type_v, p.head_dim_v)));
   check.contiguous_rows("v", inputs.v);
-  check_scale_q(check, p, inputs);
-  check_scale(check, p, inputs, "scale_k", inputs.scale_k, "type_k", type_k);
-  check_scale(check, p, inputs, "scale_v", inputs.scale_v, "type_v", type_v);
+  check_scales(check, p, inputs);
   check_prefix(check, p, inputs);
   check_sequences(check, p, inputs);
   check_key_list(check, p, inputs);

@@ -28,6 +28,9 @@ void check_pages(const ArgumentCheck& check, const Problem& problem, const Input
 // Lists of keys: present where the problem has them, of its shape.
 void check_key_list(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
 
+// scale_q, scale_k and scale_v, where Q and K have their shapes.
+void check_scales(const ArgumentCheck& check, const Problem& problem, const Inputs& inputs);
+
 // The state of dropout: i64 [2] where the problem says that it is a tensor, else none.
 void check_rng_state(const ArgumentCheck& check, const Dropout& dropout, const Tensor& rng_state);
 

@@ -27,7 +27,8 @@ struct RowPlaces {
   ATTN_DEVICE RowPlaces(const ProblemParams& p, int batch)
       : query(rows_of(p.cu_seqlens_q, p.batch, batch)),
         key(rows_of(p.cu_seqlens_k, p.batch, batch)) {}
-  static ATTN_DEVICE const int* rows_of(const int* starts, int batches, int batch) {
+  static ATTN_DEVICE const int* rows_of(const void* lengths, int batches, int batch) {
+    const int* const starts = static_cast<const int*>(lengths);
     return starts + batches + 1 + ATTN_PLACE_MARGIN + starts[batch];
   }
 };
