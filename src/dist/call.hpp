@@ -52,9 +52,9 @@ class Traffic {
   // [batch, ...] of K and V, 0 where they are packed.
   std::int64_t sequences() const { return plan_.k.packed ? 0 : plan_.problem.batch; }
   DType sum_dtype() const { return dist::sum_dtype(plan_.problem); }
-  RowMemory memory(RowList rows, DType dtype) const {
+  RowMemory memory(const RowList& rows, DType dtype) const {
     const Problem& p = plan_.problem;
-    return {sequences(), std::move(rows), p.heads_k, {{dtype, p.head_dim}, {dtype, p.head_dim_v}}};
+    return {sequences(), rows, p.heads_k, {{dtype, p.head_dim}, {dtype, p.head_dim_v}}};
   }
 
   void exchange(std::span<const Send> sends, std::span<const Receive> receives) const {

@@ -69,7 +69,7 @@ void add(const RowTensor& from, const RowTensor& to) {
 
 }  // namespace
 
-RowMemory::RowMemory(std::int64_t sequences, RowList rows, std::int64_t heads,
+RowMemory::RowMemory(std::int64_t sequences, const RowList& rows, std::int64_t heads,
                      const KeyShapes& shapes) {
   const std::int64_t lines = sequences == 0 ? 1 : sequences;
   const auto elements = static_cast<std::size_t>(lines * count(rows) * heads);

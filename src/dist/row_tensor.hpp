@@ -31,7 +31,8 @@ class RowMemory {
  public:
   RowMemory() = default;
   // `sequences`: the batch where the layout is dense, 0 where it is packed.
-  RowMemory(std::int64_t sequences, RowList rows, std::int64_t heads, const KeyShapes& shapes);
+  RowMemory(std::int64_t sequences, const RowList& rows, std::int64_t heads,
+            const KeyShapes& shapes);
 
   RowTensor k{}, v{}, scale_k{}, scale_v{};  // scales with a last dimension of 1
   // All of these, one behind the other, k before v where their elements are as wide: what is sent.

@@ -35,23 +35,23 @@ RowMemory Traffic::gather(const Inputs& inputs) const {
   own.v = {inputs.v, plan_.keys[me]};
   own.scale_k = scale_rows(inputs.scale_k, plan_.keys[me]);
   own.scale_v = scale_rows(inputs.scale_v, plan_.keys[me]);
-  const auto of_rows = [&](RowList rows) {
-    return RowMemory(sequences(), std::move(rows), p.heads_k, shapes);
+  const auto of_rows = [&](const RowList& rows) {
+    return RowMemory(sequences(), rows, p.heads_k, shapes);
   };
   std::vector<std::shared_ptr<RowMemory>> arrived;
   std::vector<Send> sends;
   std::vector<Receive> receives;
   for (int r = 0; r < plan_.ranks; ++r) {
     if (r == rank()) continue;
-    RowList to_send = moved_rows(plan_, rank(), r);
-    RowList to_get = moved_rows(plan_, r, rank());
+    const RowList to_send = moved_rows(plan_, rank(), r);
+    const RowList to_get = moved_rows(plan_, r, rank());
     if (!to_send.empty()) {
-      const auto message = std::make_shared<RowMemory>(of_rows(std::move(to_send)));
+      const auto message = std::make_shared<RowMemory>(of_rows(to_send));
       copy_keys(own, *message);
       sends.push_back({r, message->data(), message->bytes(), message});
     }
     if (!to_get.empty()) {
-      const auto message = std::make_shared<RowMemory>(of_rows(std::move(to_get)));
+      const auto message = std::make_shared<RowMemory>(of_rows(to_get));
       receives.push_back({r, message->data(), message->bytes(), message});
       arrived.push_back(message);
     }
@@ -70,16 +70,16 @@ RowMemory Traffic::send_home(const RowMemory& partial) const {
   std::vector<Receive> receives;
   for (int r = 0; r < plan_.ranks; ++r) {
     if (r == rank()) continue;
-    RowList to_send = moved_rows(plan_, r, rank());  // what came from there goes back
-    RowList to_get = moved_rows(plan_, rank(), r);
+    const RowList to_send = moved_rows(plan_, r, rank());  // what came from there goes back
+    const RowList to_get = moved_rows(plan_, rank(), r);
     if (!to_send.empty()) {
-      const auto message = std::make_shared<RowMemory>(memory(std::move(to_send), sum_dtype()));
+      const auto message = std::make_shared<RowMemory>(memory(to_send, sum_dtype()));
       copy_rows(partial.k, message->k);
       copy_rows(partial.v, message->v);
       sends.push_back({r, message->data(), message->bytes(), message});
     }
     if (!to_get.empty()) {
-      const auto message = std::make_shared<RowMemory>(memory(std::move(to_get), sum_dtype()));
+      const auto message = std::make_shared<RowMemory>(memory(to_get, sum_dtype()));
       receives.push_back({r, message->data(), message->bytes(), message});
       arrived[static_cast<std::size_t>(r)] = message;
     }
