@@ -176,7 +176,7 @@ def refuse_together(rank: int, size: int) -> None:
     _raises(
         attn.Unsupported,
         "accepted by attn.dist are Q, K and V of one dtype",
-        lambda: attn.dist.plan(*SHAPES, dtype=torch.float32, type_k="bf16", type_v="bf16"),
+        lambda: attn.dist.plan(*SHAPES, dtype=torch.float32, type_k="f32", type_v="f32"),
     )
     look = attn.dist.plan(*SHAPES, ranks=4, causal=True)
     assert look.rank == -1
