@@ -254,6 +254,13 @@ INSTANTIATE_TEST_SUITE_P(
                                          "score))_buffer(t:f32:70x200)_bf16"),
                        ::testing::Values("backward_sm90")),
     kName);
+// dQ is computed in several rounds.
+INSTANTIATE_TEST_SUITE_P(
+    CudaWide, CudaHiddenByScoreBackward,
+    ::testing::Combine(::testing::Values("b1_sq70_sk60_h1_d320_score(select(t[query,key]<-1.5,-inf,"
+                                         "score))_buffer(t:f32:70x60)_bf16"),
+                       ::testing::Values("backward_sm80")),
+    kName);
 
 // Blocks of keys are visited from the last to the first, with references of the softmax that follow
 // the scores (docs/cuda-forward.md, "The softmax"). Here scores rise on the way, by so much that a

@@ -250,6 +250,32 @@ TEST(KernelName, BackwardFitsTheArchitecture) {
   EXPECT_EQ(chosen("b1_n512_h4_d256_bf16", 86, false), "backward_sm80_deterministic");
 }
 
+// Wider heads get blocks of as many queries as shared memory holds.
+TEST(KernelName, BackwardOfWideHeads) {
+  const auto queries = [](const char* descriptor, int arch) {
+    const BackwardWish wish{{arch, false}};
+    const Problem p = parse_problem(descriptor);
+    const BackwardKernel& kernel = choose_backward_kernel(p, {}, wish);
+    if (kernel.name == "backward_simt") return 0;
+    const BackwardTiling tiling =
+        backward_config(kernel, p, {}, device::Gradient::all, wish).tiling;
+    EXPECT_EQ(kernel.name, "backward_sm80") << descriptor << arch;
+    EXPECT_LE(tiling.shared_bytes, most_shared_bytes(wish.arch)) << descriptor << arch;
+    return tiling.block_n;
+  };
+  for (const auto& [descriptor, arch, expected] : {std::tuple{"b1_n512_h4_d512_bf16", 90, 64},
+                                                   {"b1_n512_h4_d576_dv512_f16", 90, 64},
+                                                   {"b1_n512_h4_d512_bf16", 100, 64},
+                                                   {"b1_n512_h4_d512_bf16", 80, 32},
+                                                   {"b1_n512_h4_d264_bf16", 80, 64},
+                                                   {"b1_n512_h4_d512_bf16", 120, 16},
+                                                   {"b1_n512_h4_d576_dv512_bf16", 86, 0},
+                                                   {"b1_n512_h4_d512_f32", 90, 0}}) {
+    EXPECT_EQ(queries(descriptor, arch), expected) << descriptor << arch;
+  }
+  EXPECT_EQ(backward_chosen("b1_n512_h4_d512_bf16", "", true).kernel->name, "backward_simt");
+}
+
 TEST(KernelName, BackwardDealsGroupsOfOneSize) {
   EXPECT_EQ(backward_chosen("b1_n2048_h16_d64_bf16", "backward_sm90/l40").tiling.l2_megabytes, 40);
   for (const auto& [pairs, most, size] :

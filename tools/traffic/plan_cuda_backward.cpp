@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "cuda/kernels/backward_one_pass/sizes.hpp"
 #include "cuda/plan/backward_kernel_name.hpp"
 #include "cuda/plan/choose_backward.hpp"
 #include "traffic/plan.hpp"
@@ -116,14 +117,15 @@ struct Heads {
 
   // backward_sm80 and backward_sm90: a kernel ahead makes LSE and D of each row and, but for tiles
   // that add in order, clears the sums of dQ, tiles add to these in float32, of whole blocks of
-  // queries, and a kernel behind rounds them.
+  // queries, and a kernel behind rounds them, both of whole places.
   void count_one_pass(std::int64_t batch, std::int64_t head, double weight) {
     Traffic sum;
     const std::int64_t rows = p.seqlen_q;
-    const auto sums = [&](std::int64_t blocks) {
-      return 4.0 * static_cast<double>(blocks * config.tiling.block_n * p.head_dim);
+    const auto sums = [&](std::int64_t count) {
+      return 4.0 * static_cast<double>(count * p.head_dim);
     };
-    const double all = sums((rows + config.tiling.block_n - 1) / config.tiling.block_n);
+    const std::int64_t step = std::max(config.tiling.block_n, cuda::kPlaceQueries);
+    const double all = sums((rows + step - 1) / step * step);
     sum[Operand::o].read = sum[Operand::d_o].read = bytes(rows, p.head_dim_v);
     sum[Operand::lse].read = 4.0 * static_cast<double>(rows);
     sum[Operand::d].written = 8.0 * static_cast<double>(rows);
@@ -133,7 +135,7 @@ struct Heads {
       sum[Operand::q].read += bytes(of, p.head_dim);
       sum[Operand::d_o].read += bytes(of, p.head_dim_v);
       sum[Operand::d].read += 8.0 * static_cast<double>(of);
-      sum[Operand::dq].written += sums(1);
+      sum[Operand::dq].written += sums(config.tiling.block_n);
     });
     sum *= weight;
     traffic += sum;

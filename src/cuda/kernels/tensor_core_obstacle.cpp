@@ -21,9 +21,11 @@ std::string tensor_core_obstacle(const Problem& p, bool aligned, std::int64_t mo
   return {};
 }
 
-std::string tensor_core_obstacle(const Problem& p, const BackwardTensors& tensors) {
+std::string tensor_core_obstacle(const Problem& p, const BackwardTensors& tensors,
+                                 std::int64_t most) {
   constexpr bool kAligned = true;
-  if (std::string why = tensor_core_obstacle(p, kAligned); !why.empty() || tensors.aligned) {
+  if (std::string why = tensor_core_obstacle(p, kAligned, most, most);
+      !why.empty() || tensors.aligned) {
     return why;
   }
   return "an address or stride of q, k, v, d_o, dq, dk or dv is not a multiple of 16 bytes";

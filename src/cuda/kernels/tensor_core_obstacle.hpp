@@ -13,7 +13,8 @@ namespace attn::cuda {
 // the problem; empty where it may. aligned: ForwardTensors::aligned.
 std::string tensor_core_obstacle(const Problem& problem, bool aligned, std::int64_t most = 256,
                                  std::int64_t most_v = 256);
-// The same of a backward kernel, which takes heads of up to 256 columns.
-std::string tensor_core_obstacle(const Problem& problem, const BackwardTensors& tensors);
+// The same of a backward kernel that takes both head sizes up to `most`.
+std::string tensor_core_obstacle(const Problem& problem, const BackwardTensors& tensors,
+                                 std::int64_t most = 256);
 
 }  // namespace attn::cuda

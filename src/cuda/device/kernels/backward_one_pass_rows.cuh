@@ -63,9 +63,10 @@ ATTN_DEVICE void backward_one_pass_rows(const BackwardParams& p) {
         return (C::kPackedQ ? 0 : batch * strides.batch) +
                (static_cast<long long>(s.row_q) + query) * strides.row + head * strides.head;
       };
-      if (chunk < C::kHeadDimV / 8) {
-        const Words4 o = load_eight<kAlignedO>(element<Element>(p.o, at(p.o_strides)) + 8 * chunk);
-        const Words4 d_o = load_eight<true>(element<Element>(p.d_o, at(p.d_o_strides)) + 8 * chunk);
+#pragma unroll
+      for (int i = chunk; i < C::kHeadDimV / 8; i += kThreads) {
+        const Words4 o = load_eight<kAlignedO>(element<Element>(p.o, at(p.o_strides)) + 8 * i);
+        const Words4 d_o = load_eight<true>(element<Element>(p.d_o, at(p.d_o_strides)) + 8 * i);
         const auto add = [&](unsigned x, unsigned y) {
           d = fmaf(Scalar<Element>::from(static_cast<unsigned short>(x)),
                    Scalar<Element>::from(static_cast<unsigned short>(y)), d);

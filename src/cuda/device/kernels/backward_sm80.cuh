@@ -8,16 +8,23 @@
 //
 // Each product is dealt to all warps in a grid of its own: kScoreWarps along the queries of S and
 // dP, kKeyWarps along the keys of dV and dK, kQueryWarps along the queries of dQ, and the others
-// along columns. With two stages Q and dO of the next block arrive during all of this one.
+// along columns. With two stages Q and dO of the next block arrive during all of this one, with one
+// during its dQ.
+//
+// With kSplitScores a warp has twice as many elements of S or of dP as it would have of both, so a
+// fragment from shared memory serves more products; where a block has few scores, more warps have
+// some.
 //
 // Reads of C:
 //   Element                BFloat16 or Float16
 //   Stored                 of dK and dV: Element or Float32; of dQ Element
-//   kHeadDim, kHeadDimV    multiples of 8, up to 256
+//   kHeadDim, kHeadDimV    multiples of 8, up to 576
 //   kGradient              Gradient::all
-//   kBlockM, kBlockN       multiples of 64
+//   kBlockM                a multiple of 32
+//   kBlockN                a multiple of 64, or 16 or 32
 //   kWarps, kScoreWarps, kKeyWarps, kQueryWarps    powers of two; a warp has whole blocks of 16 x
-//                          16 of each product, with dropout 32 keys of S or more
+//                          16 of each product
+//   kSplitScores           half of the warps compute S and half dP, which they hand over
 //   kStages                1 or 2
 //   kPieceColumns          of a piece of dQ in memory (backward_sm90/dq_order.cuh)
 //   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
@@ -32,6 +39,7 @@
 
 #include "device.cuh"
 #include "divide_up.cuh"
+#include "kernels/backward_sm80/layout.cuh"
 #include "kernels/backward_sm90/dq_order.cuh"
 #include "kernels/backward_weights.cuh"
 #include "params.cuh"
@@ -45,29 +53,6 @@
 #include "tile/special_values.cuh"
 
 namespace attn::device {
-
-// Offsets in shared memory: K, V, P, dS, then for each stage Q, dO, and LSE and D of its rows.
-template <class C>
-struct BackwardSm80Layout {
-  // Warps that share the columns of dV and dK, and of dQ. They take turns at blocks of 16.
-  static constexpr int kKeyTurns = C::kWarps / C::kKeyWarps;
-  static constexpr int kQueryTurns = C::kWarps / C::kQueryWarps;
-  static constexpr int kRound = 16 * (kKeyTurns > kQueryTurns ? kKeyTurns : kQueryTurns);
-  using TileQ = SharedTile<C::kHeadDim, kRound>;   // of Q and K
-  using TileO = SharedTile<C::kHeadDimV, kRound>;  // of dO and V
-  using TileP = SharedTile<C::kBlockM>;            // of P and dS, a row for each query
-
-  static constexpr int kV = C::kBlockM * TileQ::kRowBytes;
-  static constexpr int kP = kV + C::kBlockM * TileO::kRowBytes;
-  static constexpr int kDs = kP + C::kBlockN * TileP::kRowBytes;
-  static constexpr int kStageAt = kDs + C::kBlockN * TileP::kRowBytes;
-  // Offsets in a stage, from its start.
-  static constexpr int kOutput = C::kBlockN * TileQ::kRowBytes;
-  static constexpr int kLse = kOutput + C::kBlockN * TileO::kRowBytes;
-  static constexpr int kD = kLse + 4 * C::kBlockN;
-  static constexpr int kStage = kD + 4 * C::kBlockN;
-  static constexpr int kBytes = kStageAt + C::kStages * kStage;
-};
 
 template <class C, class Expressions, class Slope>
 struct BackwardSm80 {
@@ -85,7 +70,10 @@ struct BackwardSm80 {
 
   // Rows and columns of a warp's sums.
   static constexpr int kScoreRows = C::kBlockN / C::kScoreWarps;
-  static constexpr int kScoreColumns = C::kBlockM / (C::kWarps / C::kScoreWarps);
+  static constexpr int kMostSharers = C::kWarps / (C::kSplitScores ? 2 : 1) / C::kScoreWarps;
+  static constexpr int kSharers = kMostSharers < C::kBlockM / 16 ? kMostSharers : C::kBlockM / 16;
+  static constexpr int kScoreColumns = C::kBlockM / kSharers;
+  static constexpr int kSumWarps = C::kScoreWarps * kSharers;  // that compute S
   static constexpr int kKeyRows = C::kBlockM / C::kKeyWarps;
   static constexpr int kQueryRows = C::kBlockN / C::kQueryWarps;
   static constexpr int kKeyTurns = Layout::kKeyTurns, kQueryTurns = Layout::kQueryTurns;
@@ -94,13 +82,20 @@ struct BackwardSm80 {
   }
   static constexpr int kDkBlocks = turns(TileQ::kChunks, kKeyTurns);
   static constexpr int kDvBlocks = turns(TileO::kChunks, kKeyTurns);
-  static constexpr int kDqBlocks = turns(TileQ::kChunks, kQueryTurns);
+  static constexpr int kDqBlocks = divide_up<16 * kQueryTurns>(C::kHeadDim);
   // Blocks of 16 that the products of S and dP sum over.
   static constexpr int kSteps = divide_up<16>(C::kHeadDim);
   static constexpr int kStepsV = divide_up<16>(C::kHeadDimV);
   static_assert(kScoreRows % 16 == 0 && kKeyRows % 16 == 0 && kQueryRows % 16 == 0);
-  static_assert(kScoreColumns % (C::kDropout ? 32 : 16) == 0 && C::kBlockN % kPlace == 0);
+  static_assert(kScoreColumns % 16 == 0);
+  static_assert(C::kBlockN % kPlace == 0 || kPlace % C::kBlockN == 0);
+  static_assert(C::kSplitScores || kSumWarps == C::kWarps);
+  // Blocks of dQ's columns of which a warp has sums at a time: with so many registers.
+  static constexpr int kDqRegisters = C::kHeadDim <= 256 ? 64 : 32;
+  static constexpr int kDqFits = 2 * kDqRegisters / kQueryRows;
+  static constexpr int kDqAtOnce = kDqBlocks < kDqFits ? kDqBlocks : kDqFits;
 
+  static constexpr int kThreadScores = kScoreRows * kScoreColumns / 32;
   using Scores = float[kScoreRows / 16][kScoreColumns / 16][8];
   using SumsK = float[kKeyRows / 16][kDkBlocks][8];
   using SumsV = float[kKeyRows / 16][kDvBlocks][8];
@@ -153,11 +148,16 @@ struct BackwardSm80 {
 
   // ---- a block of queries
 
-  // The thread's rows of S and dP, and its first column.
-  static ATTN_DEVICE int score_row() { return warp() % C::kScoreWarps * kScoreRows + lane() / 4; }
-  ATTN_DEVICE int score_key() const {
-    return tile.first + warp() / C::kScoreWarps * kScoreColumns + 2 * (lane() % 4);
-  }
+  // The warp's first row and column of S or dP.
+  static ATTN_DEVICE int score_warp() { return C::kSplitScores ? warp() % kSumWarps : warp(); }
+  static ATTN_DEVICE int first_row() { return score_warp() % C::kScoreWarps * kScoreRows; }
+  static ATTN_DEVICE int first_column() { return score_warp() / C::kScoreWarps * kScoreColumns; }
+  // Which of S and dP the warp computes, with kSplitScores.
+  static ATTN_DEVICE bool has_s() { return warp() < kSumWarps; }
+  static ATTN_DEVICE bool has_dp() { return warp() / kSumWarps == 1; }
+  // The thread's first row of S, and its first key.
+  static ATTN_DEVICE int score_row() { return first_row() + lane() / 4; }
+  ATTN_DEVICE int score_key() const { return tile.first + first_column() + 2 * (lane() % 4); }
   // LSE or D of a row; from: kLse or kD, where it lies in a stage.
   static ATTN_DEVICE float row_term(int stage, int from, int row) {
     extern __shared__ __align__(128) char memory[];
@@ -189,7 +189,7 @@ struct BackwardSm80 {
   // has.
   template <class F>
   ATTN_DEVICE void for_each_score(int part, int parts, F f) const {
-    constexpr int kColumns = kScoreColumns / 16, kAll = kScoreRows / 16 * kColumns * 8;
+    constexpr int kColumns = kScoreColumns / 16, kAll = kThreadScores;
 #pragma unroll
     for (int at = 0; at < kAll; ++at) {
       if (at * parts / kAll != part) continue;
@@ -234,38 +234,63 @@ struct BackwardSm80 {
     }
   }
 
+  ATTN_DEVICE void multiply_s(Scores& s, int stage) const {
+    add_product<Element, kSteps>(
+        s, SharedOperand<Element, TileQ, Side::a, false>(shared, stage_at(stage), first_row()),
+        SharedOperand<Element, TileQ, Side::b, false>(shared, 0, first_column()));
+  }
+  template <class Beside>
+  ATTN_DEVICE void multiply_dp(Scores& dp, int stage, Beside beside) const {
+    add_product<Element, kStepsV>(
+        dp,
+        SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
+                                                      first_row()),
+        SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, first_column()), beside);
+  }
+
   // P and dS to shared memory. Whether some P is 0; the same answer in all threads, which have all
   // put theirs there.
   ATTN_DEVICE bool put_weights(int stage, int block, int head_q, bool mixed) const {
     const Weights weights{p, e, slope, tile.sequence, head_q};
-    const int row = warp() % C::kScoreWarps * kScoreRows, first_query = block * C::kBlockN;
-    const int column = warp() / C::kScoreWarps * kScoreColumns;
+    const int first_query = block * C::kBlockN;
     const References rows = references(weights, stage, first_query);
     Scores s, dp;
     clear(s);
     clear(dp);
-    add_product<Element, kSteps>(
-        s, SharedOperand<Element, TileQ, Side::a, false>(shared, stage_at(stage), row),
-        SharedOperand<Element, TileQ, Side::b, false>(shared, 0, column));
     // Exponentials run beside the products of dP; a score's slope needs S afterwards.
     constexpr bool kEarly = !Slope::kHasSlope;
-    const auto exponentiate = [&](int step) {
+    const auto exponentiate = [&](int step, int steps) {
       if constexpr (kEarly) {
-        for_each_score(step, kStepsV, [&](int i, int j, int r, int of_row, int key) {
+        for_each_score(step, steps, [&](int i, int j, int r, int of_row, int key) {
           s[i][j][r] = weights.probability(s[i][j][r], reference(rows, stage, i, r, of_row),
                                            first_query + of_row, key);
         });
       }
     };
-    add_product<Element, kStepsV>(
-        dp,
-        SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
-                                                      row),
-        SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, column), exponentiate);
-    const bool zero = mixed ? weigh<true, kEarly>(weights, rows, s, dp, stage, first_query)
-                            : weigh<false, kEarly>(weights, rows, s, dp, stage, first_query);
-    put_weights_at(s, Layout::kP, row, column);
-    put_weights_at(dp, Layout::kDs, row, column);
+    if constexpr (C::kSplitScores) {
+      // Where P and dS will be, which take as many bytes.
+      const int handed = Layout::kP + score_warp() * kThreadScores * 32 * 4;
+      if (has_s()) {
+        multiply_s(s, stage);
+        exponentiate(0, 1);
+      } else if (has_dp()) {
+        multiply_dp(dp, stage, [](int) {});
+        put_registers(dp, handed);
+      }
+      __syncthreads();  // dP is here
+      if (has_s()) take_registers(dp, handed);
+      __syncthreads();  // its place is free for P and dS
+    } else {
+      multiply_s(s, stage);
+      multiply_dp(dp, stage, [&](int step) { exponentiate(step, kStepsV); });
+    }
+    bool zero = false;
+    if (!C::kSplitScores || has_s()) {
+      zero = mixed ? weigh<true, kEarly>(weights, rows, s, dp, stage, first_query)
+                   : weigh<false, kEarly>(weights, rows, s, dp, stage, first_query);
+      put_weights_at(s, Layout::kP, first_row(), first_column());
+      put_weights_at(dp, Layout::kDs, first_row(), first_column());
+    }
     if constexpr (C::kScoreHides) return __syncthreads_or(zero) != 0;
     __syncthreads();
     return false;
@@ -282,7 +307,7 @@ struct BackwardSm80 {
   }
 
   template <bool kSeen>
-  ATTN_DEVICE void add_gradients(SumsK& dk, SumsV& dv, int stage, int block, int head_q) const {
+  ATTN_DEVICE void add_gradients(SumsK& dk, SumsV& dv, int stage) const {
     const int keys = warp() % C::kKeyWarps * kKeyRows, column = warp() / C::kKeyWarps * 16;
     add<kSeen, C::kBlockN / 16>(
         dv, SharedOperand<Element, TileP, Side::a, true>(shared, Layout::kP, keys),
@@ -292,24 +317,37 @@ struct BackwardSm80 {
         dk, SharedOperand<Element, TileP, Side::a, true>(shared, Layout::kDs, keys),
         SharedOperand<Element, TileQ, Side::b, true, 16 * kKeyTurns>(shared, stage_at(stage),
                                                                      column));
-    add_dq<kSeen>(block, head_q);
   }
 
   template <bool kSeen>
   ATTN_DEVICE void add_dq(int block, int head_q) const {
+    constexpr int kRest = kDqBlocks % kDqAtOnce, kWholeRounds = kDqBlocks - kRest;
+#pragma unroll 1
+    for (int first = 0; first < kWholeRounds; first += kDqAtOnce) {
+      add_dq_blocks<kSeen, kDqAtOnce>(block, head_q, first);
+    }
+    if constexpr (kRest > 0) add_dq_blocks<kSeen, kRest>(block, head_q, kWholeRounds);
+  }
+  // first: of the kCount blocks of columns.
+  template <bool kSeen, int kCount>
+  ATTN_DEVICE void add_dq_blocks(int block, int head_q, int first) const {
     const int row = warp() % C::kQueryWarps * kQueryRows, column_warp = warp() / C::kQueryWarps;
-    float dq[kQueryRows / 16][kDqBlocks][8];
+    float dq[kQueryRows / 16][kCount][8];
     clear(dq);
+    const SharedOperand<Element, TileQ, Side::b, true, 16 * kQueryTurns> keys(shared, 0,
+                                                                              16 * column_warp);
     add<kSeen, C::kBlockM / 16>(
         dq, SharedOperand<Element, TileP, Side::a, false>(shared, Layout::kDs, row),
-        SharedOperand<Element, TileQ, Side::b, true, 16 * kQueryTurns>(shared, 0,
-                                                                       16 * column_warp));
-    float* const sums = p.dq_sum + row_of(block, head_q) * C::kHeadDim + 4 * lane();
+        keys.from_block(first));
+    // Rows before the block in its place, of which it is a part where it is smaller.
+    const int before = C::kBlockN < kPlace ? block * C::kBlockN % kPlace : 0;
+    float* const sums = p.dq_sum + (row_of(block, head_q) - before) * C::kHeadDim + 4 * lane();
 #pragma unroll
     for (int i = 0; i < kQueryRows / 16; ++i) {
-      const int block16 = row / 16 + i;  // of rows
+      const int block16 = (before + row) / 16 + i;  // of rows
 #pragma unroll
-      for (int j = 0; j < kDqBlocks; ++j) {
+      for (int at = 0; at < kCount; ++at) {
+        const int j = first + at;
         // Blocks of 16 columns, of a part of DqOrder.
         constexpr int kPartBlocks = Order::kMostColumns / 16;
         const int part = j * kQueryTurns / kPartBlocks;
@@ -319,7 +357,7 @@ struct BackwardSm80 {
                           block16 % 4 * (columns / 8 * Order::kWord) + of_part * 2 * Order::kWord;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float* const x = dq[i][j] + 4 * half;
+          const float* const x = dq[i][at] + 4 * half;
           constexpr bool kWhole = C::kHeadDim % (16 * kQueryTurns) == 0;
           if (kWhole || 2 * (j * kQueryTurns + column_warp) + half < C::kHeadDim / 8) {
             add_to_memory(to + half * Order::kWord, x[0], x[1], x[2], x[3]);
@@ -359,16 +397,21 @@ struct BackwardSm80 {
       __syncthreads();  // the queries are here; nobody reads the block before any more
       if constexpr (C::kStages == 2) load_next(stage ^ 1);
       const bool careful = put_weights(stage, block, head, mixed) || mixed;
-      if (careful && any_special(stage)) {
-        add_gradients<true>(dk, dv, stage, block, head);
-      } else {
-        add_gradients<false>(dk, dv, stage, block, head);
-      }
-      if (ends) break;
-      if constexpr (C::kStages == 1) {
+      const auto free_queries = [&] {
+        if (C::kStages == 2 || ends) return;
         __syncthreads();  // nobody reads the queries any more
         load_next(0);
+      };
+      if (careful && any_special(stage)) {
+        add_gradients<true>(dk, dv, stage);
+        free_queries();
+        add_dq<true>(block, head);
+      } else {
+        add_gradients<false>(dk, dv, stage);
+        free_queries();
+        add_dq<false>(block, head);
       }
+      if (ends) break;
       stage ^= C::kStages - 1;
     }
   }

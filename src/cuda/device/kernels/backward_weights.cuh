@@ -89,11 +89,11 @@ struct BackwardWeights {
            static_cast<unsigned>(head_q);
   }
   // What dropout keeps of the queries `query` and that + 8 and kColumns keys from `first_key` on,
-  // both multiples of 64, or of 32 (then half of what is drawn is of no use): bit r is register r
-  // of an accumulator (tile/accumulator.cuh, docs/numerics.md).
+  // both multiples of 64, or of 32 or 16 (then a part of what is drawn is of no use): bit r is
+  // register r of an accumulator (tile/accumulator.cuh, docs/numerics.md).
   template <int kColumns>
   ATTN_DEVICE unsigned long long draw(int query, int first_key) const {
-    constexpr int kPairs = kColumns % 64 == 0 ? 8 : 4;  // of a call
+    constexpr int kPairs = kColumns % 64 == 0 ? 8 : kColumns % 32 == 0 ? 4 : 2;  // of a call
     unsigned long long kept = 0;
     const auto all = dropout();
 #pragma unroll
@@ -107,7 +107,8 @@ struct BackwardWeights {
             row.call(DropoutColumns(all, key / 64, static_cast<int>(threadIdx.x % 4)));
 #pragma unroll
         for (int t = 0; t < kPairs; ++t) {
-          const unsigned numbers = drawn.pair(t % 4, upper || t >= 4);
+          const unsigned numbers =
+              kPairs == 2 ? drawn.pair_at(key % 64 / 8 + t) : drawn.pair(t % 4, upper || t >= 4);
           const int r = 4 * (kPairs * group + t) + 2 * i;
           kept |= static_cast<unsigned long long>(keeps(numbers, false)) << r |
                   static_cast<unsigned long long>(keeps(numbers, true)) << (r + 1);

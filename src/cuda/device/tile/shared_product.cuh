@@ -41,6 +41,20 @@ struct SharedOperand {
       load_matrices(r, Tile::further(lane, kApart * block, 2 * step));
     }
   }
+  // The same where blocks are counted from `block` on.
+  ATTN_DEVICE auto from_block(int block) const {
+    struct Further {
+      const SharedOperand& of;
+      int block;
+      ATTN_DEVICE void load(unsigned (&r)[4], int further, int step) const {
+        of.load(r, block + further, step);
+      }
+      ATTN_DEVICE float value(int further, int outer, int inner) const {
+        return of.value(block + further, outer, inner);
+      }
+    };
+    return Further{*this, block};
+  }
   // outer: within block `block`.
   ATTN_DEVICE float value(int block, int outer, int inner) const {
     extern __shared__ __align__(128) char memory[];
@@ -118,6 +132,31 @@ ATTN_DEVICE void add_seen_product(float (&sums)[kRows][kColumns][8], const A& a,
         }
       }
     }
+  }
+}
+
+// Sums of a warp to offset `at` of shared memory, a multiple of 8, or from there to another warp:
+// in the order of registers, two of each thread after those of the thread before it.
+template <int kRows, int kColumns>
+ATTN_DEVICE void put_registers(const float (&sums)[kRows][kColumns][8], int at) {
+  extern __shared__ __align__(128) char memory[];
+  auto* const to = reinterpret_cast<float2*>(memory + at) + threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4 * kRows * kColumns; ++i) {
+    const float* const x = sums[i / 4 / kColumns][i / 4 % kColumns] + i % 4 * 2;
+    to[32 * i] = make_float2(x[0], x[1]);
+  }
+}
+template <int kRows, int kColumns>
+ATTN_DEVICE void take_registers(float (&sums)[kRows][kColumns][8], int at) {
+  extern __shared__ __align__(128) char memory[];
+  const auto* const from = reinterpret_cast<const float2*>(memory + at) + threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4 * kRows * kColumns; ++i) {
+    float* const x = sums[i / 4 / kColumns][i / 4 % kColumns] + i % 4 * 2;
+    const float2 both = from[32 * i];
+    x[0] = both.x;
+    x[1] = both.y;
   }
 }
 

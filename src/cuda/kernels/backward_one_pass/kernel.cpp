@@ -28,8 +28,8 @@ core::Size turns_bytes(const Problem& p, const BackwardConfig& c) {
 
 }  // namespace
 
-std::string one_pass_obstacle(const Problem& p, const BackwardTensors& tensors) {
-  if (std::string why = tensor_core_obstacle(p, tensors); !why.empty()) return why;
+std::string one_pass_obstacle(const Problem& p, const BackwardTensors& tensors, std::int64_t most) {
+  if (std::string why = tensor_core_obstacle(p, tensors, most); !why.empty()) return why;
   for (const auto& [size, n] :
        {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {
     if (n == 0) return fmt::format("{} is 0; accepted is at least 1", size);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "core/tensor/size.hpp"
@@ -10,8 +11,9 @@
 
 namespace attn::cuda {
 
-// Why none of them takes the problem; empty where they may.
-std::string one_pass_obstacle(const Problem& problem, const BackwardTensors& tensors);
+// Why one that takes head sizes up to `most` does not take the problem; empty where it may.
+std::string one_pass_obstacle(const Problem& problem, const BackwardTensors& tensors,
+                              std::int64_t most);
 // Why a shape of so many bytes of shared memory does not fit; empty where it does.
 std::string shared_memory_obstacle(std::int64_t bytes, Arch arch);
 

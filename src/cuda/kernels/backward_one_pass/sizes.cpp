@@ -8,9 +8,15 @@
 
 namespace attn::cuda {
 using core::ceil_div;
+namespace {
+
+// Queries of whole places that blocks of the kernel fill: of one block, or of several smaller ones.
+int whole_places(const BackwardConfig& c) { return std::max(c.tiling.block_n, kPlaceQueries); }
+
+}  // namespace
 
 std::int64_t query_blocks(const Problem& p, const BackwardConfig& c) {
-  return ceil_div(p.seqlen_q, c.tiling.block_n) * (c.tiling.block_n / kPlaceQueries);
+  return ceil_div(p.seqlen_q, whole_places(c)) * (whole_places(c) / kPlaceQueries);
 }
 
 std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
@@ -18,7 +24,7 @@ std::int64_t key_blocks(const Problem& p, const BackwardConfig& c) {
 }
 
 core::Size one_pass_rows(const Problem& p, const BackwardConfig& c) {
-  return core::divide_up(p.seqlen_q, c.tiling.block_n) * c.tiling.block_n * p.heads_q * p.batch;
+  return core::divide_up(p.seqlen_q, whole_places(c)) * whole_places(c) * p.heads_q * p.batch;
 }
 
 core::Size one_pass_words(const Problem& p, const BackwardConfig& c) {
@@ -28,8 +34,9 @@ core::Size one_pass_words(const Problem& p, const BackwardConfig& c) {
 }
 
 int backward_row_threads(const BackwardConfig& config) noexcept {
-  return static_cast<int>(
-      std::bit_ceil(static_cast<unsigned>(std::max(config.features.head_dim_v / 8, 4))));
+  constexpr int kLeast = 4, kWarp = 32;
+  return static_cast<int>(std::bit_ceil(
+      static_cast<unsigned>(std::clamp(config.features.head_dim_v / 8, kLeast, kWarp))));
 }
 
 core::Size one_pass_blocks(const Problem& p, const BackwardConfig& config) {

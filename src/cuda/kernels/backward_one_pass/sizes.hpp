@@ -26,7 +26,7 @@ core::Size one_pass_rows(const Problem& problem, const BackwardConfig& config);
 // Words that say what blocks of queries see of tiles of keys; 0 for kernels that read none.
 core::Size one_pass_words(const Problem& problem, const BackwardConfig& config);
 // One pass: threads of the kernel before it that share a row: as many as it has 16 bytes, a power
-// of two.
+// of two, and at most a warp.
 int backward_row_threads(const BackwardConfig& config) noexcept;
 // Blocks of threads of the largest launch, or its tiles, where these are more.
 core::Size one_pass_blocks(const Problem& problem, const BackwardConfig& config);

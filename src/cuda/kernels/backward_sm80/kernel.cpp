@@ -16,7 +16,8 @@ constexpr int kPieceColumns = 128;  // of dQ that are added at a time
 
 BackwardChoice choose_backward_sm80(const BackwardRequest& request) {
   const Problem& p = request.problem;
-  if (std::string why = one_pass_obstacle(p, request.tensors); !why.empty()) {
+  constexpr std::int64_t kMostColumns = 576;
+  if (std::string why = one_pass_obstacle(p, request.tensors, kMostColumns); !why.empty()) {
     return BackwardChoice::refused(std::move(why));
   }
   if (request.deterministic) {
@@ -56,6 +57,7 @@ void BackwardSm80::print(const BackwardConfig& c, ConfigText& to) const {
   to.number("kKeyWarps", shape.key_warps);
   to.number("kQueryWarps", shape.query_warps);
   to.flag("kStoreMatrices", shape.store_matrices);
+  to.flag("kSplitScores", shape.split_scores);
 }
 
 }  // namespace attn::cuda

@@ -6,10 +6,12 @@ namespace attn::cuda {
 namespace {
 
 constexpr std::string_view kAccepted =
-    "m64 and m128 (queries), n64 and n128 (keys), w4 and w8 (warps), s1 and s2 (stages), x1 to x8 "
+    "m16 to m128 (queries) and n32 to n128 (keys), powers of two, w4 and w8 (warps), s1 and s2 "
+    "(stages), x1 to x8 "
     "(warps along the queries of S), k1 to k8 (along the keys of dK) and q1 to q8 (along the "
     "queries of dQ), powers of two, l1 to l1000 (megabytes of the heads whose tiles are dealt "
-    "together), t0 and t1 (P and dS stored by words or stmatrix)";
+    "together), t0 and t1 (P and dS stored by words or stmatrix), h0 and h1 (S and dP by all "
+    "warps, or each by half of them)";
 
 // The number after the letter where it is a power of two up to `most`, else 0.
 int power_after(std::string_view part, std::string_view letter, int most) {
@@ -18,10 +20,10 @@ int power_after(std::string_view part, std::string_view letter, int most) {
 }
 
 bool set_part(BackwardSm80Shape& shape, std::string_view part) {
-  constexpr int kWarps = 8;
-  if (const int m = number_after(part, "m"); m == 64 || m == 128) {
+  constexpr int kWarps = 8, kMostRows = 128, kLeastQueries = 16, kLeastKeys = 32;
+  if (const int m = power_after(part, "m", kMostRows); m >= kLeastQueries) {
     shape.queries = m;
-  } else if (const int n = number_after(part, "n"); n == 64 || n == 128) {
+  } else if (const int n = power_after(part, "n", kMostRows); n >= kLeastKeys) {
     shape.keys = n;
   } else if (const int w = number_after(part, "w"); w == 4 || w == 8) {
     shape.warps = w;
@@ -37,6 +39,8 @@ bool set_part(BackwardSm80Shape& shape, std::string_view part) {
     shape.l2_megabytes = l;
   } else if (const int t = number_after(part, "t"); t == 0 || t == 1) {
     shape.store_matrices = t == 1;
+  } else if (const int h = number_after(part, "h"); h == 0 || h == 1) {
+    shape.split_scores = h == 1;
   } else {
     return false;
   }

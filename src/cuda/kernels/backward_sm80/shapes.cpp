@@ -32,6 +32,13 @@ constexpr std::array kShapes{
     BackwardSm80Shape{256, 64, 64, 8, 2, 4, 2, 2, false, 0,
                       "dK and dV take 128 registers; one stage is 4 % slower; 209 KB"},
     BackwardSm80Shape{256, 64, 64, 8, 1, 4, 2, 2, false, 0, "as before with one stage; 145 KB"},
+    // Of 64 keys dK and dV would be all registers of a multiprocessor.
+    BackwardSm80Shape{576, 64, 32, 8, 1, 4, 1, 2, true, 0,
+                      "dK and dV of 32 keys take 128 registers; 201 KB; not timed", true},
+    BackwardSm80Shape{576, 32, 32, 8, 1, 2, 1, 1, true, 0,
+                      "as before with 32 queries; 133 KB; not timed", true},
+    BackwardSm80Shape{576, 16, 32, 8, 1, 1, 1, 1, true, 0,
+                      "as before with 16 queries, for smaller GPUs; 99 KB; not timed", true},
 };
 
 // Columns for which rows in shared memory have room: warps take turns at blocks of 16.
@@ -50,8 +57,10 @@ std::int64_t shared_bytes(const BackwardSm80Shape& s, const Problem& p) {
 
 const BackwardSm80Shape* backward_sm80_shape(const Problem& p, Arch arch) {
   const std::int64_t widest = std::max(p.head_dim, p.head_dim_v);
-  for (const BackwardSm80Shape& row : kShapes) {
-    if (widest <= row.head_dim && shared_bytes(row, p) <= most_shared_bytes(arch)) return &row;
+  const auto wide_enough = [&](const BackwardSm80Shape& row) { return widest <= row.head_dim; };
+  const auto first = std::ranges::find_if(kShapes, wide_enough);
+  for (auto row = first; row != kShapes.end() && row->head_dim == first->head_dim; ++row) {
+    if (shared_bytes(*row, p) <= most_shared_bytes(arch)) return &*row;
   }
   return nullptr;
 }
@@ -60,16 +69,19 @@ std::string obstacle_of(const BackwardSm80Shape& s) {
   const auto divides = [&](int of, int rows, int most) {
     return of <= s.warps && rows / of % 16 == 0 && s.warps / of <= most;
   };
-  // Dropout draws 64 keys at a time, of which a warp may use 32; a warp has 16 columns of dK at
-  // least.
-  if (divides(s.score_warps, s.queries, s.keys / 32) && divides(s.key_warps, s.keys, s.warps) &&
+  // A warp has 16 columns of S at least; where half of them have it, some may have none.
+  const bool scores = s.split_scores
+                          ? s.queries / s.score_warps % 16 == 0 && 2 * s.score_warps <= s.warps
+                          : divides(s.score_warps, s.queries, s.keys / 16);
+  if (scores && divides(s.key_warps, s.keys, s.warps) &&
       divides(s.query_warps, s.queries, s.warps)) {
     return {};
   }
   return fmt::format(
-      "the shape has m{}_n{}_w{}_x{}_k{}_q{}; accepted are warps that have 16 rows of each "
-      "product, and 32 columns of S, or multiples of these",
-      s.queries, s.keys, s.warps, s.score_warps, s.key_warps, s.query_warps);
+      "the shape has m{}_n{}_w{}_x{}_k{}_q{}_h{}; accepted are warps that have 16 rows of each "
+      "product, and 16 columns of S, or multiples of these",
+      s.queries, s.keys, s.warps, s.score_warps, s.key_warps, s.query_warps,
+      s.split_scores ? 1 : 0);
 }
 
 }  // namespace attn::cuda

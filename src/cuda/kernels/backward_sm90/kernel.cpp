@@ -63,7 +63,8 @@ std::int64_t shared_bytes(const BackwardFeatures& f, const BackwardSm90Shape& s,
 BackwardChoice choose_backward_sm90(const BackwardRequest& request) {
   const Problem& p = request.problem;
   const BackwardFeatures& f = request.features;
-  if (std::string why = one_pass_obstacle(p, request.tensors); !why.empty()) {
+  constexpr std::int64_t kMostColumns = 256;
+  if (std::string why = one_pass_obstacle(p, request.tensors, kMostColumns); !why.empty()) {
     return BackwardChoice::refused(std::move(why));
   }
   if (request.arch.number != 90) {
