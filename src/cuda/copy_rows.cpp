@@ -15,6 +15,7 @@
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/jit/kernels_by_key.hpp"
+#include "cuda/row_axis.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -43,8 +44,6 @@ Source copy_rows_source(const CopyRowsConfig& config) {
       text.text());
   return source;
 }
-
-std::size_t axis_of_rows(const Tensor& t) { return static_cast<std::size_t>(t.rank - 3); }
 
 device::ByteStrides byte_strides(const Tensor& t) {
   const std::size_t rows = axis_of_rows(t);

@@ -12,6 +12,7 @@
 #include "cuda/driver/device.hpp"
 #include "cuda/driver/pointer.hpp"
 #include "cuda/jit/kernels_by_key.hpp"
+#include "cuda/row_axis.hpp"
 
 namespace attn::cuda {
 namespace {
@@ -42,8 +43,6 @@ Source row_sums_source(const RowSumsConfig& config) {
       text.text());
   return source;
 }
-
-std::size_t axis_of_rows(const Tensor& t) { return static_cast<std::size_t>(t.rank - 3); }
 
 device::Strides row_strides(const Tensor& t) {
   const std::size_t rows = axis_of_rows(t);
