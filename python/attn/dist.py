@@ -22,10 +22,10 @@ import torch.distributed as _group
 from torch import Tensor
 
 from . import _attn
-from .compiler import disable
 from .errors import InvalidArgument, Unavailable
 from .operations import asked_for, returned_too
 from .options import make_options, rng_state
+from .torch.compiler import disable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

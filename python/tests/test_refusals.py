@@ -34,8 +34,8 @@ REFUSED = {
     "out that overlaps": (lambda: attn.attention(X, X, X, out=X), "overlap"),
     "shape of out": (lambda: attn.attention(X, X, X, out=X[:, :4].copy()), "o is f32"),
     "dtype of lengths": (
-        lambda: attn.attention(X, X, X, seqused_k=np.array([8])),
-        "seqused_k is i64",
+        lambda: attn.attention(X, X, X, seqused_k=np.array([8], np.float32)),
+        "seqused_k is f32",
     ),
     "packed without lengths": (lambda: attn.attention(X[0], X[0], X[0], layout="thd"), "layout is"),
     "layout": (lambda: attn.attention(X, X, X, layout="bhs"), "layout is 'bhs'"),

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..compiler import assume_constant_result
 from ..errors import Unsupported
+from ..torch.compiler import assume_constant_result
 
 __all__ = ["KNOWN", "refuse_unknown", "refuse_weights"]
 

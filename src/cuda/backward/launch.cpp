@@ -141,7 +141,7 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
   run->slope.pack(inputs.buffers, slope.data());
   if (run->far_rows.kernel != nullptr) {
     const auto any = reinterpret_cast<CUdeviceptr>(context.workspace.data) +
-                     static_cast<CUdeviceptr>(row_terms_bytes(p).value() - kAnyFarRowBytes);
+                     static_cast<CUdeviceptr>(run->any_far_row);
     check(api().cuMemsetD32Async(any, 0, 1, static_cast<CUstream>(context.stream)),
           "cuMemsetD32Async of far rows");
     launch_rows(run->far_rows, parameters, context, expressions.data());

@@ -89,6 +89,7 @@ BackwardRun prepare_backward(const Plan& plan, const BackwardSignature& signatur
   }
   if (dq.features.far_rows) {
     run.far_rows.launch = rows_launch(p, 32);
+    run.any_far_row = row_terms_bytes(p).value() - kAnyFarRowBytes;
     ask(run.far_rows.kernel, backward_far_rows_source(p, dq, signature.printed));
   }
   for (GradientLaunch& gradient : run.gradients) ask_gradient(gradient);

@@ -52,6 +52,7 @@ struct BackwardRun {
   device::BackwardParams parameters{};
   ExpressionPack all_buffers{}, expressions{}, slope{};
   RowsLaunch far_rows{}, rows{}, sink{};    // far_rows is given `expressions` too
+  std::int64_t any_far_row = 0;             // where in the workspace the word of far_rows is
   std::vector<GradientLaunch> gradients{};  // of one kernel
   OnePassKernels one_pass{};       // where that is one of them; its config is that of gradients
   std::int64_t kernel_offset = 0;  // in the workspace (workspace.hpp)

@@ -8,30 +8,9 @@
 //
 // Each product is dealt to all warps in a grid of its own: kScoreWarps along the queries of S and
 // dP, kKeyWarps along the keys of dV and dK, kQueryWarps along the queries of dQ, and the others
-// along columns. With two stages Q and dO of the next block arrive during all of this one, with one
-// during its dQ.
+// along columns. With two stages Q and dO of the next block arrive during all of this one.
 //
-// With kSplitScores a warp has twice as many elements of S or of dP as it would have of both, so a
-// fragment from shared memory serves more products; where a block has few scores, more warps have
-// some.
-//
-// Reads of C:
-//   Element                BFloat16 or Float16
-//   Stored                 of dK and dV: Element or Float32; of dQ Element
-//   kHeadDim, kHeadDimV    multiples of 8, up to 576
-//   kGradient              Gradient::all
-//   kBlockM                a multiple of 32
-//   kBlockN                a multiple of 64, or 16 or 32
-//   kWarps, kScoreWarps, kKeyWarps, kQueryWarps    powers of two; a warp has whole blocks of 16 x
-//                          16 of each product
-//   kSplitScores           half of the warps compute S and half dP, which they hand over
-//   kStages                1 or 2
-//   kPieceColumns          of a piece of dQ in memory (backward_sm90/dq_order.cuh)
-//   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
-//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState, kLongestFirst
-//   kScoreHides            a score may be -inf
-//   kFarRows               softmax/far_rows.cuh
-// Slope: src/cuda/codegen/expression_gradients.hpp.
+// What is read of C: backward_sm80/layout.cuh. Slope: src/cuda/codegen/expression_gradients.hpp.
 // All tensors are 16-byte aligned, and so are their strides. Grid: a block of 32 kWarps threads for
 // each tile (schedule/key_tiles.cuh), with BackwardSm80Layout<C>::kBytes of dynamic shared memory;
 // between backward_one_pass_rows and backward_one_pass_dq, whose dependent it is.
@@ -94,6 +73,8 @@ struct BackwardSm80 {
   static constexpr int kDqRegisters = C::kHeadDim <= 256 ? 64 : 32;
   static constexpr int kDqFits = 2 * kDqRegisters / kQueryRows;
   static constexpr int kDqAtOnce = kDqBlocks < kDqFits ? kDqBlocks : kDqFits;
+  // With one stage Q and dO of wide heads arrive during dQ.
+  static constexpr bool kLoadsEarly = C::kStages == 1 && C::kHeadDim > 256;
 
   static constexpr int kThreadScores = kScoreRows * kScoreColumns / 32;
   using Scores = float[kScoreRows / 16][kScoreColumns / 16][8];
@@ -234,62 +215,80 @@ struct BackwardSm80 {
     }
   }
 
-  ATTN_DEVICE void multiply_s(Scores& s, int stage) const {
-    add_product<Element, kSteps>(
-        s, SharedOperand<Element, TileQ, Side::a, false>(shared, stage_at(stage), first_row()),
-        SharedOperand<Element, TileQ, Side::b, false>(shared, 0, first_column()));
-  }
-  template <class Beside>
-  ATTN_DEVICE void multiply_dp(Scores& dp, int stage, Beside beside) const {
-    add_product<Element, kStepsV>(
-        dp,
-        SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
-                                                      first_row()),
-        SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, first_column()), beside);
-  }
-
   // P and dS to shared memory. Whether some P is 0; the same answer in all threads, which have all
   // put theirs there.
   ATTN_DEVICE bool put_weights(int stage, int block, int head_q, bool mixed) const {
+    if constexpr (C::kSplitScores) return put_split_weights(stage, block, head_q, mixed);
     const Weights weights{p, e, slope, tile.sequence, head_q};
-    const int first_query = block * C::kBlockN;
+    const int row = warp() % C::kScoreWarps * kScoreRows, first_query = block * C::kBlockN;
+    const int column = warp() / C::kScoreWarps * kScoreColumns;
     const References rows = references(weights, stage, first_query);
     Scores s, dp;
     clear(s);
     clear(dp);
+    add_product<Element, kSteps>(
+        s, SharedOperand<Element, TileQ, Side::a, false>(shared, stage_at(stage), row),
+        SharedOperand<Element, TileQ, Side::b, false>(shared, 0, column));
     // Exponentials run beside the products of dP; a score's slope needs S afterwards.
     constexpr bool kEarly = !Slope::kHasSlope;
-    const auto exponentiate = [&](int step, int steps) {
+    const auto exponentiate = [&](int step) {
       if constexpr (kEarly) {
-        for_each_score(step, steps, [&](int i, int j, int r, int of_row, int key) {
+        for_each_score(step, kStepsV, [&](int i, int j, int r, int of_row, int key) {
           s[i][j][r] = weights.probability(s[i][j][r], reference(rows, stage, i, r, of_row),
                                            first_query + of_row, key);
         });
       }
     };
-    if constexpr (C::kSplitScores) {
-      // Where P and dS will be, which take as many bytes.
-      const int handed = Layout::kP + score_warp() * kThreadScores * 32 * 4;
-      if (has_s()) {
-        multiply_s(s, stage);
-        exponentiate(0, 1);
-      } else if (has_dp()) {
-        multiply_dp(dp, stage, [](int) {});
-        put_registers(dp, handed);
+    add_product<Element, kStepsV>(
+        dp,
+        SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
+                                                      row),
+        SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, column), exponentiate);
+    const bool zero = mixed ? weigh<true, kEarly>(weights, rows, s, dp, stage, first_query)
+                            : weigh<false, kEarly>(weights, rows, s, dp, stage, first_query);
+    put_weights_at(s, Layout::kP, row, column);
+    put_weights_at(dp, Layout::kDs, row, column);
+    if constexpr (C::kScoreHides) return __syncthreads_or(zero) != 0;
+    __syncthreads();
+    return false;
+  }
+
+  // The same with kSplitScores.
+  ATTN_DEVICE bool put_split_weights(int stage, int block, int head_q, bool mixed) const {
+    const Weights weights{p, e, slope, tile.sequence, head_q};
+    const int row = first_row(), first_query = block * C::kBlockN, column = first_column();
+    const References rows = references(weights, stage, first_query);
+    // Where P and dS will be, which take as many bytes.
+    const int handed = Layout::kP + score_warp() * kThreadScores * 32 * 4;
+    constexpr bool kEarly = !Slope::kHasSlope;
+    Scores s{}, dp{};
+    if (has_s()) {
+      add_product<Element, kSteps>(
+          s, SharedOperand<Element, TileQ, Side::a, false>(shared, stage_at(stage), row),
+          SharedOperand<Element, TileQ, Side::b, false>(shared, 0, column));
+      if constexpr (kEarly) {
+        for_each_score(0, 1, [&](int i, int j, int r, int of_row, int key) {
+          s[i][j][r] = weights.probability(s[i][j][r], reference(rows, stage, i, r, of_row),
+                                           first_query + of_row, key);
+        });
       }
-      __syncthreads();  // dP is here
-      if (has_s()) take_registers(dp, handed);
-      __syncthreads();  // its place is free for P and dS
-    } else {
-      multiply_s(s, stage);
-      multiply_dp(dp, stage, [&](int step) { exponentiate(step, kStepsV); });
+    } else if (has_dp()) {
+      add_product<Element, kStepsV>(
+          dp,
+          SharedOperand<Element, TileO, Side::a, false>(shared, stage_at(stage) + Layout::kOutput,
+                                                        row),
+          SharedOperand<Element, TileO, Side::b, false>(shared, Layout::kV, column));
+      put_registers(dp, handed);
     }
+    __syncthreads();  // dP is here
+    if (has_s()) take_registers(dp, handed);
+    __syncthreads();  // its place is free for P and dS
     bool zero = false;
-    if (!C::kSplitScores || has_s()) {
+    if (has_s()) {
       zero = mixed ? weigh<true, kEarly>(weights, rows, s, dp, stage, first_query)
                    : weigh<false, kEarly>(weights, rows, s, dp, stage, first_query);
-      put_weights_at(s, Layout::kP, first_row(), first_column());
-      put_weights_at(dp, Layout::kDs, first_row(), first_column());
+      put_weights_at(s, Layout::kP, row, column);
+      put_weights_at(dp, Layout::kDs, row, column);
     }
     if constexpr (C::kScoreHides) return __syncthreads_or(zero) != 0;
     __syncthreads();
@@ -321,12 +320,16 @@ struct BackwardSm80 {
 
   template <bool kSeen>
   ATTN_DEVICE void add_dq(int block, int head_q) const {
-    constexpr int kRest = kDqBlocks % kDqAtOnce, kWholeRounds = kDqBlocks - kRest;
+    if constexpr (kDqAtOnce == kDqBlocks) {
+      add_dq_blocks<kSeen, kDqBlocks>(block, head_q, 0);
+    } else {
+      constexpr int kRest = kDqBlocks % kDqAtOnce, kWholeRounds = kDqBlocks - kRest;
 #pragma unroll 1
-    for (int first = 0; first < kWholeRounds; first += kDqAtOnce) {
-      add_dq_blocks<kSeen, kDqAtOnce>(block, head_q, first);
+      for (int first = 0; first < kWholeRounds; first += kDqAtOnce) {
+        add_dq_blocks<kSeen, kDqAtOnce>(block, head_q, first);
+      }
+      if constexpr (kRest > 0) add_dq_blocks<kSeen, kRest>(block, head_q, kWholeRounds);
     }
-    if constexpr (kRest > 0) add_dq_blocks<kSeen, kRest>(block, head_q, kWholeRounds);
   }
   // first: of the kCount blocks of columns.
   template <bool kSeen, int kCount>
@@ -398,20 +401,24 @@ struct BackwardSm80 {
       if constexpr (C::kStages == 2) load_next(stage ^ 1);
       const bool careful = put_weights(stage, block, head, mixed) || mixed;
       const auto free_queries = [&] {
-        if (C::kStages == 2 || ends) return;
+        if (ends) return;
         __syncthreads();  // nobody reads the queries any more
         load_next(0);
       };
       if (careful && any_special(stage)) {
         add_gradients<true>(dk, dv, stage);
-        free_queries();
+        if constexpr (kLoadsEarly) free_queries();
         add_dq<true>(block, head);
       } else {
         add_gradients<false>(dk, dv, stage);
-        free_queries();
+        if constexpr (kLoadsEarly) free_queries();
         add_dq<false>(block, head);
       }
       if (ends) break;
+      if constexpr (C::kStages == 1 && !kLoadsEarly) {
+        __syncthreads();  // nobody reads the queries any more
+        load_next(0);
+      }
       stage ^= C::kStages - 1;
     }
   }

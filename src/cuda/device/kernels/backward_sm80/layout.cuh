@@ -1,4 +1,25 @@
-// Where backward_sm80 keeps its tiles.
+// Where backward_sm80 keeps its tiles, and what it is compiled for.
+//
+// With kSplitScores a warp has twice as many elements of S or of dP as it would have of both, so a
+// fragment from shared memory serves more products; where a block has few scores, more warps have
+// some.
+//
+// Reads of C:
+//   Element                BFloat16 or Float16
+//   Stored                 of dK and dV: Element or Float32; of dQ Element
+//   kHeadDim, kHeadDimV    multiples of 8, up to 576
+//   kGradient              Gradient::all
+//   kBlockM                a multiple of 32
+//   kBlockN                a multiple of 64, or 16 or 32
+//   kWarps, kScoreWarps, kKeyWarps, kQueryWarps    powers of two; a warp has whole blocks of 16 x
+//                          16 of each product
+//   kSplitScores           half of the warps compute S and half dP, which they hand over
+//   kStages                1 or 2
+//   kPieceColumns          of a piece of dQ in memory (backward_sm90/dq_order.cuh)
+//   kStoreMatrices         P and dS are stored by stmatrix: 9.0 and up
+//   kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kDropout, kRngState, kLongestFirst
+//   kScoreHides            a score may be -inf
+//   kFarRows               softmax/far_rows.cuh
 #pragma once
 
 #include "device.cuh"
