@@ -11,6 +11,7 @@
 #include "command/command.hpp"
 #include "command/json_report.hpp"
 #include "command/progress.hpp"
+#include "core/ceil_div.hpp"
 #include "core/validate/validate.hpp"
 #include "io/file.hpp"
 #include "verify/cases.hpp"
@@ -255,8 +256,9 @@ class Checker {
     constexpr std::int64_t kChunks[] = {0, 1, 3, 16, 64};
     ranks.ranks = static_cast<int>(1 + seed % static_cast<std::uint64_t>(options_.ranks));
     if (options_.chunk == 0) ranks.chunk = kChunks[seed / 8 % std::size(kChunks)];
-    // A plan has up to 4096 chunks.
-    if (ranks.chunk == 1 && std::max(p.seqlen_q, p.seqlen_k) > 4096) ranks.chunk = 3;
+    // A plan has up to 4096 chunks, of the rows of all sequences where they are packed.
+    const std::int64_t rows = p.batch * std::max(p.seqlen_q, p.seqlen_k);
+    if (ranks.chunk > 0) ranks.chunk = std::max(ranks.chunk, core::ceil_div(rows, 4096));
     ranks.deal = static_cast<dist::Deal>(seed / 3 % 4);
   }
 
