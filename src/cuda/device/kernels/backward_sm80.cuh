@@ -220,6 +220,7 @@ struct BackwardSm80 {
   ATTN_DEVICE bool put_weights(int stage, int block, int head_q, bool mixed) const {
     if constexpr (C::kSplitScores) return put_split_weights(stage, block, head_q, mixed);
     const Weights weights{p, e, slope, tile.sequence, head_q};
+    // Not first_row() and first_column(): ptxas then made code that was up to 5 % slower.
     const int row = warp() % C::kScoreWarps * kScoreRows, first_query = block * C::kBlockN;
     const int column = warp() / C::kScoreWarps * kScoreColumns;
     const References rows = references(weights, stage, first_query);
