@@ -107,7 +107,7 @@ class Simulation {
   void gather(double share, const Visit& visit) {
     std::vector<std::vector<Arrival>> held(ranks_);
     for (std::size_t chunk = chunk_bytes_.size(); chunk-- > 0;) {
-      held[owner(chunk)].push_back({chunk, 0});
+      held[owner(chunk)].push_back({chunk, machine_.start});
     }
     const std::vector<std::vector<Arrival>> own = held;
     spread(share, held, visit);
@@ -119,7 +119,7 @@ class Simulation {
         for (const Arrival& a : own[from]) {
           const std::size_t to = receiver(to_node, a.chunk);
           if (to == ranks_) continue;
-          const double when = send(from, to, a.chunk, share, 0);
+          const double when = send(from, to, a.chunk, share, a.when);
           receivers_[to_node * chunk_bytes_.size() + a.chunk] = to;
           held[to].push_back({a.chunk, when});
           visit(to, a.chunk, when);
@@ -152,6 +152,15 @@ class Simulation {
     return 1 + (machine_.beside_copies - 1) * std::min(1.0, busy / total_[rank]);
   }
 
+  // Before a rank's first kernel: its own rows of all heads are copied to where kernels read them.
+  double begins(std::size_t rank) const {
+    double bytes = 0;
+    for (std::size_t chunk = 0; chunk < chunk_bytes_.size(); ++chunk) {
+      if (owner(chunk) == rank && sees(rank, chunk)) bytes += chunk_bytes_[chunk];
+    }
+    return machine_.start + (machine_.own_rows > 0 ? bytes / machine_.own_rows : 0);
+  }
+
   // Groups of heads one after another, each when its keys have come.
   Times forward() {
     receivers_.assign(((ranks_ + node_ - 1) / node_) * chunks(plan_.cuts_k), ranks_);
@@ -166,6 +175,7 @@ class Simulation {
       });
     }
     Times now(ranks_, 0);
+    for (std::size_t r = 0; r < ranks_; ++r) now[r] = begins(r);
     for (std::size_t g = 0; g < shares.size(); ++g) {
       for (std::size_t r = 0; r < ranks_; ++r) {
         now[r] = std::max(now[r], arrived[g][r]) + shares[g] * total_[r] * factor(r);
@@ -188,6 +198,7 @@ class Simulation {
     std::vector<Sum> sums;
     Times ended(ranks_, 0);
     for (std::size_t r = 0; r < ranks_; ++r) {
+      ended[r] = begins(r);
       for (const Arrival& a : arrivals[r]) ended[r] = std::max(ended[r], a.when);
       ended[r] += total_[r] * factor(r);
       for (const Arrival& a : arrivals[r]) {
@@ -253,6 +264,8 @@ const std::vector<Machine>& machines() {
        .far = {{1e3, 10e-6}, {1e6, 10e-6 + 1e6 / 45e9}, {256e6, 10e-6 + 256e6 / 45e9}},
        .both_ways = 386.2 / 376.9,
        .flag = 8.5e-6,
+       .start = 60e-6,
+       .own_rows = 840e9,
        .forward = 693e12,
        .backward = 606e12,
        .beside_copies = 1.05}};

@@ -57,6 +57,18 @@ TEST(Simulate, BackwardWaitsForAllKeysAndForSums) {
               kClose * copies);
 }
 
+TEST(Simulate, KernelsBeginWhenRanksHaveMetAndOwnRowsAreCopied) {
+  constexpr double kStart = 1e-3, kOwnRows = 1e9;
+  Machine alone = machine(0);
+  alone.start = kStart;
+  alone.own_rows = kOwnRows;
+  const double own = 8192 * 2 * 128 * 2 / kOwnRows;  // K and V of a rank
+  for (const Phase phase : {Phase::forward, Phase::backward}) {
+    const double exposed = predict(plan_of(2), phase, alone).exposed();
+    EXPECT_NEAR(exposed, kStart + own, kClose * exposed);
+  }
+}
+
 // A chunk enters a node once, and its sums leave it once.
 TEST(Simulate, ChunksPassBetweenNodesOnce) {
   Machine nodes = machine(1e-12);

@@ -17,11 +17,13 @@ struct Copy {
 // What was measured of one kind of machine.
 struct Machine {
   std::string name{}, source{};
-  std::vector<Copy> copies{};        // from a rank to another, alone; by rising size
-  std::vector<Copy> far{};           // the same between nodes, by links of their own
-  int node = 0;                      // ranks of a node, which follow each other; 0: all
-  double both_ways = 1;              // times a copy's, where another goes the other way
-  double flag = 0;                   // seconds from a copy's end to a kernel that sees it
+  std::vector<Copy> copies{};  // from a rank to another, alone; by rising size
+  std::vector<Copy> far{};     // the same between nodes, by links of their own
+  int node = 0;                // ranks of a node, which follow each other; 0: all
+  double both_ways = 1;        // times a copy's, where another goes the other way
+  double flag = 0;             // seconds from a copy's end to a kernel that sees it
+  double start = 0;            // seconds of a pass in which ranks meet and ask for work
+  double own_rows = 0;  // bytes a second of the copy of a rank's own K and V; 0: takes no time
   double forward = 0, backward = 0;  // operations a second of a pass
   double beside_copies = 1;          // times a kernel's, while copies come or go
 };
@@ -44,8 +46,8 @@ struct Prediction {
 // come, and on the other half, beside which sums go home. Copies of a rank go one by one. Between
 // nodes a chunk of K and V enters a node once, and sums of a node's ranks are added before they
 // leave it, which the library does not do yet: NCCL's messages come before and after its kernels.
-// Left out: launches, the adding of arrived sums, tiles that are not filled. Not compared with runs
-// on GPUs yet (docs/scale-out.md).
+// Left out: the adding of arrived sums, tiles that are not filled, and what a mask or score cut in
+// chunks costs kernels. docs/scale-out.md compares predictions with two GPUs.
 Prediction predict(const Plan& plan, Phase phase, const Machine& machine);
 
 }  // namespace dist
