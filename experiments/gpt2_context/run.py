@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_toy(options: argparse.Namespace) -> None:
-    options.runs = "attn/64,sdpa_flash/128,eager/64:4"
+    options.runs = "attn/64,sdpa_flash/64,attn/128,eager/64:4"
     options.size, options.tokens, options.steps = "toy", 512, 12
 
 
@@ -156,11 +156,11 @@ def summary(result: dict[str, Any]) -> list[str]:
 
 def picture(result: dict[str, Any]) -> str:
     rows = {n: r for n, r in result["rows"].items() if r.get("tokens_per_second")}
-    with_loss = sorted(
-        (int(n.split("/")[1]), r["loss_by_position"])
-        for n, r in rows.items()
+    with_loss = [
+        (name, r["loss_by_position"])
+        for name, r in sorted(rows.items(), key=lambda row: int(row[0].split("/")[1]))
         if "loss_by_position" in r
-    )
+    ]
     panels: list[dict[str, Any]] = []
     if with_loss:
         buckets = [key for key in with_loss[0][1] if key != "documents"]
@@ -171,8 +171,8 @@ def picture(result: dict[str, Any]) -> str:
                 "y": "nats",
                 "groups": buckets,
                 "series": [
-                    (f"context {n}", i, False, [(j + 1, f[b][0]) for j, b in enumerate(buckets)])
-                    for i, (n, f) in enumerate(with_loss)
+                    (name, i, False, [(j + 1, f[b][0]) for j, b in enumerate(buckets)])
+                    for i, (name, f) in enumerate(with_loss)
                 ],
             }
         )

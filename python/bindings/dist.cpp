@@ -203,6 +203,9 @@ DistPlan make_plan(const Options& options, const std::vector<std::int64_t>& q,
   }
   auto buffers = std::make_shared<const Buffers>(options.buffers);
   how.buffers = inputs.buffers = buffers->bindings();
+  // Of tensors on a GPU only shape and dtype are asked here, beside lengths on the CPU.
+  for (Tensor* t : {&inputs.sink, &inputs.rng_state}) t->device = {};
+  for (auto& [name, buffer] : inputs.buffers) buffer.device = {};
   const Problem problem = complete(options.described, inputs);
   if (problem.type_q != CacheType::as_q || problem.type_k != CacheType::as_q ||
       problem.type_v != CacheType::as_q) {
