@@ -48,12 +48,15 @@ void add_sources(std::vector<Source>& to, const Problem& problem, const ForwardC
   if (config.splits && merges) to.push_back(combine_source(config));
 }
 
-// Adds what lays V out for a kernel that reads it transposed. A call whose tensors that kernel does
-// not take converts all instead, so the workspace has room for either.
-void add_transposition(Plan& plan, const ForwardConfig& config, Arch arch, KeySplits splits,
-                       std::string_view kernel) {
-  core::Size workspace =
-      decoding_offset(plan.workspace_bytes) + transposed_bytes(plan.problem, config);
+// Adds what a kernel of 8-bit floats needs of the workspace: room for V laid out ahead, where it
+// reads it so. A call whose tensors that kernel does not take converts all instead, so there is room
+// for either.
+void add_float8(Plan& plan, const ForwardConfig& config, Arch arch, KeySplits splits,
+                std::string_view kernel) {
+  core::Size workspace = plan.workspace_bytes;
+  if (transposes_values(config)) {
+    workspace = decoding_offset(workspace) + transposed_bytes(plan.problem, config);
+  }
   const Copies copies = choose_copies(plan.problem, arch, kernel, kTensorsToCopy);
   if (copies.any()) {
     workspace = std::max(workspace, decoding_offset(workspace_bytes(
@@ -63,7 +66,9 @@ void add_transposition(Plan& plan, const ForwardConfig& config, Arch arch, KeySp
   check_sizes(plan.problem, Phase::forward, workspace, plan.tasks);
   plan.workspace_bytes = workspace.value();
   plan.reasons.emplace_back(
-      "a kernel ahead transposes V in the workspace, as products of 8-bit floats read it");
+      transposes_values(config)
+          ? "a kernel ahead transposes V in the workspace, as products of 8-bit floats read it"
+          : "tiles of V are transposed in shared memory, as few tiles of queries read each");
 }
 
 // All but the state. keeps_parts: what merges the results takes in those over a shared prefix.
@@ -168,7 +173,7 @@ Plan plan_keys(const Problem& problem, const PlanOptions& options, bool keeps_pa
             : "the mask reads buffers: a kernel ahead says once which blocks of keys each tile "
               "sees");
   }
-  if (transposes_values(config)) add_transposition(plan, config, arch, splits, kernel);
+  if (config.kernel->takes_float8) add_float8(plan, config, arch, splits, kernel);
   return plan;
 }
 

@@ -14,7 +14,9 @@
 namespace attn::cuda {
 
 // Whether a pass of this choice reads V so.
-inline bool transposes_values(const ForwardConfig& config) { return config.kernel->takes_float8; }
+inline bool transposes_values(const ForwardConfig& config) {
+  return config.shape->reads_transposed();
+}
 // Bytes for any V of the problem.
 core::Size transposed_bytes(const Problem& problem, const ForwardConfig& config);
 

@@ -39,6 +39,8 @@ class ForwardShape {
 
   // Constants that the kernel reads beside those that every kernel has (forward/source.cpp).
   virtual void print(const ForwardConfig& config, ConfigText& to) const = 0;
+  // Whether it reads V as a kernel ahead of it lays it out (forward/transposed_values.hpp).
+  virtual bool reads_transposed() const noexcept { return false; }
   // Text that stands before the kernel's header, in namespace attn::device.
   virtual std::string declarations(const ForwardConfig&) const { return {}; }
   // The tensor maps, of kernels whose row says that they are given them; nothing where the driver

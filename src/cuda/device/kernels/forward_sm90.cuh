@@ -22,6 +22,7 @@
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
 //   kClearTail             rows of V past a length may hold anything
+//   kTransposes            with kFloat8: V lies as the call gives it (transposer.cuh)
 //   kDropsByProduct        with kDropout: P times 1 or 0, for a DropoutRule whose flip is 0
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
@@ -39,6 +40,7 @@
 #include "kernels/forward_sm90/consumer.cuh"
 #include "kernels/forward_sm90/follower.cuh"
 #include "kernels/forward_sm90/producer.cuh"
+#include "kernels/forward_sm90/transposer.cuh"
 #include "ptx/dependent.cuh"
 
 namespace attn::device {
@@ -57,12 +59,15 @@ ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
       mbarrier_init(tiles.stored_ring().full(i), kWarps);
       mbarrier_init(ring.empty(i), 3);  // the producers of K and of V, and the follower
     } else {
-      mbarrier_init(ring.empty(i), kWarps + 2);
+      mbarrier_init(ring.empty(i), kWarps + 2 + (C::kTransposes ? 1 : 0));
     }
   }
   tiles.trust_references();
   tiles.k_ring().init(1, kWarps);
   tiles.v_ring().init(1, kWarps);
+  if constexpr (C::kTransposes) {
+    for (unsigned i = 0; i < C::kStagesV; ++i) mbarrier_init(tiles.loaded_ring().full(i), 1);
+  }
   mbarrier_init_fence();
 }
 
@@ -98,6 +103,8 @@ ATTN_DEVICE void forward_sm90(const ForwardParams& p, const Expressions& e,
       producer.produce_tiles();
     } else if (threadIdx.x >= 96) {
       producer.produce_values();
+    } else if constexpr (C::kTransposes) {
+      ForwardSm90Transposer<C, Expressions>{tiles}.transpose_tiles();
     } else if (tiles.kFollowed) {
       ForwardSm90Follower<C, Expressions>{tiles}.follow_tiles();
     }

@@ -10,11 +10,13 @@ namespace {
 constexpr std::string_view kAccepted =
     "wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1 to s8 (stages of K and V), "
     "k1 to k8 (of K), q1, q2 and q4 (of Q), p24 to p64 (registers of the producer, a multiple of "
-    "8), turns and noturns";
+    "8), turns and noturns, and of 8-bit floats ahead and within (where V is transposed)";
 
 bool set_part(ForwardSm90Shape& shape, std::string_view part) {
   if (part == "turns" || part == "noturns") {
     shape.take_turns = part == "turns";
+  } else if (part == "ahead" || part == "within") {
+    shape.transposes = part == "within";
   } else if (const int wg = number_after(part, "wg"); wg == 2 || wg == 3) {
     shape.warpgroups = wg;
   } else if (const int n = number_after(part, "n"); n >= 16 && n <= 256 && n % 16 == 0) {

@@ -19,6 +19,7 @@ struct ForwardSm90Shape {
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt
   std::string_view reason;
+  bool transposes = false;  // V of 8-bit floats, in shared memory
 };
 
 // Registers that a block of threads is launched with, of one thread of each warpgroup together: a

@@ -23,6 +23,7 @@ using core::ceil_div;
 using enum Condition;
 
 constexpr std::uint32_t kPanel = 128;  // columns of Q and K, and keys of V, in 128 bytes
+constexpr int kMostKeysWithin = 128;   // of a tile that is transposed in place
 
 // As forward_sm90_shapes(). A consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P
 // (block_n / 8).
@@ -80,6 +81,15 @@ Operands operands(CacheType a, CacheType b) {
           fmt::format("{}.{}", name(a), name(b))};
 }
 
+// Whether each tile of V is best transposed by those who read it, one for each tile of queries of
+// its K, V head, rather than once by a kernel ahead.
+bool transposes_within(const Problem& p, const ForwardSm90Shape& s) {
+  constexpr std::int64_t kMostReaders = 16;
+  const std::int64_t readers =
+      ceil_div(p.seqlen_q, std::int64_t{64} * s.warpgroups) * (p.heads_q / p.heads_k);
+  return readers <= kMostReaders && s.block_n <= kMostKeysWithin;
+}
+
 bool encode_v(CUtensorMap& map, const Problem& p, const Tensor& v, int rows) {
   return encode_map(
       map, v, 4,
@@ -100,7 +110,9 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
   const auto row = std::ranges::find_if(
       kShapes, [&](const ForwardSm90Shape& s) { return widest <= s.head_dim && holds(s.when, p); });
-  auto made = std::make_shared<ForwardSm90Float8>(with_parts(*row, request.parts));
+  ForwardSm90Shape own = *row;
+  own.transposes = transposes_within(p, own);
+  auto made = std::make_shared<ForwardSm90Float8>(with_parts(own, request.parts));
   const ForwardSm90Shape& s = made->shape;
   Tiling tiling;
   tiling.rows = 64 * s.warpgroups;
@@ -112,6 +124,12 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
                     "of 32",
                     request.parts, tiling.keys));
   }
+  if (s.transposes && tiling.keys > kMostKeysWithin) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("kernel is 'forward_sm90_float8/{}', of {} keys whose V is transposed "
+                            "within; accepted are up to {}",
+                            request.parts, tiling.keys, kMostKeysWithin));
+  }
   if (f.paged && !fit_pages(tiling.keys, made->page_rows, p.page_size)) {
     return ForwardChoice::refused("no tile shape suits page_size " + std::to_string(p.page_size));
   }
@@ -121,19 +139,27 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const std::int64_t panels = ceil_div(f.head_dim, kPanel), qs = s.stages_q * s.warpgroups;
   made->sums_by_product = !request.tensors.lse;
   made->stores_boxes = !request.splits && !f.packed_q;
-  const std::int64_t bytes_v = ceil_div(tiling.keys, kPanel) * kPanel * made->rows_of_v(f);
   // Of a warp, ForwardSm90Layout::kPart.
   const std::int64_t ones =
       made->sums_by_product && !made->has_ones_in_v(f) ? 128 * ForwardSm90Float8::kRowsOfOnes : 0;
   const std::int64_t number = f.head_dim_v > 128 ? 2 : 4;
   const std::int64_t part = 16 * std::max(128 * ceil_div(f.head_dim_v, 64), number * f.head_dim_v);
   tiling.shared_bytes = qs * 64 * 128 * panels + s.stages_k * tiling.keys * 128 * panels +
-                        s.stages_v * bytes_v + 4 * s.warpgroups * part + ones +
-                        forward_sm90_barrier_bytes(s);
+                        s.stages_v * made->bytes_of_v(f, tiling.keys) +
+                        4 * s.warpgroups * part + ones + forward_sm90_barrier_bytes(s) +
+                        (s.transposes ? 8 * s.stages_v : 0);
   tiling.reason = s.reason;
   tiling.spill_bytes = s.spill_bytes + kForwardSm90FollowerSpills;
   if (widest <= 128 && holds(Condition::few_masked_keys, p)) made->near_blocks = 1;
   return {.tiling = tiling, .shape = std::move(made)};
+}
+
+std::int64_t ForwardSm90Float8::bytes_of_v(const ForwardFeatures& f, int keys) const noexcept {
+  const std::int64_t rows = rows_of_v(f);
+  if (!shape.transposes) return ceil_div(keys, kPanel) * kPanel * rows;
+  // Squares of 128 keys and columns; the last one has no more rows than it needs.
+  const std::int64_t whole = 128 * (ceil_div(f.head_dim_v, 128) - 1);
+  return 128 * (whole + std::max<std::int64_t>(keys, rows - whole));
 }
 
 std::string ForwardSm90Float8::declarations(const ForwardConfig& config) const {
@@ -155,7 +181,8 @@ std::optional<ForwardMaps> ForwardSm90Float8::maps(const ForwardConfig& config, 
   const int box = config.features.paged ? page_rows : config.tiling.keys;
   if (!encode_q(maps.q, p, config, inputs.q, kPanel) ||
       !encode_k(maps.k, p, config, inputs.k, p.head_dim, box, kPanel) ||
-      !encode_v(maps.v, p, inputs.v, rows_of_v(config.features)) ||
+      !(shape.transposes ? encode_k(maps.v, p, config, inputs.v, p.head_dim_v, box, kPanel)
+                         : encode_v(maps.v, p, inputs.v, rows_of_v(config.features))) ||
       (stores_boxes && !encode_o(maps.o, p, outputs.o))) {
     return std::nullopt;
   }

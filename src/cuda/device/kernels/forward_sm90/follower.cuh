@@ -26,24 +26,28 @@ struct ForwardSm90Follower {
     }
   }
 
-  // Computes again rows of O that a hidden key made NaN, or has the tile computed again first, as
-  // they may be lost; then the tile's place is free.
+  // Waits until tile n is stored. Computes again rows of O that a hidden key made NaN, or has the
+  // tile computed again first, as they may be lost; then the tile's place is free.
+  ATTN_DEVICE void follow(unsigned n) const {
+    const auto ring = tiles.tile_ring();
+    const int slot = ring.place(n);
+    tiles.stored_ring().wait(n);
+    if (tiles.has_flags(slot)) {
+      if (Tiles::kJudgesLate && tiles.trusts_references() != 0) {
+        tiles.add_lost(slot);
+      } else if constexpr (C::kHidesKeys) {
+        again(slot);
+      }
+    }
+    __syncwarp();
+    ring.release(n);
+  }
   ATTN_DEVICE void follow_tiles() const {
     const auto ring = tiles.tile_ring();
     for (unsigned n = 0;; ++n) {
-      const int slot = ring.place(n);
       ring.wait(n);
-      if (!Tiles::is_tile(tiles.get(slot))) return;
-      tiles.stored_ring().wait(n);
-      if (tiles.has_flags(slot)) {
-        if (Tiles::kJudgesLate && tiles.trusts_references() != 0) {
-          tiles.add_lost(slot);
-        } else if constexpr (C::kHidesKeys) {
-          again(slot);
-        }
-      }
-      __syncwarp();
-      ring.release(n);
+      if (!Tiles::is_tile(tiles.get(ring.place(n)))) return;
+      follow(n);
     }
   }
 };

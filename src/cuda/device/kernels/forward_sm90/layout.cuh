@@ -18,7 +18,8 @@ struct ForwardMaps {
 
 // Sizes in bytes and places in shared memory. Panels are 64 columns wide, of 8-bit floats 128, so
 // that a row is 128 bytes, swizzled. V of 8-bit floats lies transposed, as their products read it:
-// a panel is 128 keys of all its columns (kernels/transpose_values.cuh).
+// a panel is 128 keys of all its columns (kernels/transpose_values.cuh). With kTransposes it is
+// transposed where it arrived (transposer.cuh), in squares of up to 128 keys and columns.
 template <class C>
 struct ForwardSm90Layout {
   static constexpr int kPanel = C::kFloat8 ? 128 : 64;
@@ -37,9 +38,15 @@ struct ForwardSm90Layout {
   static constexpr int kTransposedUnit = C::kBlockN * (C::kBlockN % 128 == 0  ? 1
                                                        : C::kBlockN % 64 == 0 ? 2
                                                                               : 4);
+  // Of a square: rows are keys, then columns and those of ones.
+  static constexpr int kSquare = 128 * 128, kSquares = divide_up<128>(C::kHeadDimV);
+  static constexpr int kLastColumns = kTransposedRows - 128 * (kSquares - 1);
+  static constexpr int kLastRows = C::kBlockN > kLastColumns ? C::kBlockN : kLastColumns;
   static constexpr int kK = kPanelBytes * kPanelsK;
-  static constexpr int kV =
-      C::kFloat8 ? kTransposedPanel * kTransposedPanels : kPanelBytes * kPanelsV;
+  static constexpr int kV = C::kTransposes ? kSquare * (kSquares - 1) + 128 * kLastRows
+                            : C::kFloat8   ? kTransposedPanel * kTransposedPanels
+                                           : kPanelBytes * kPanelsV;
+  static_assert(!C::kTransposes || (C::kFloat8 && C::kBlockN <= 128));
   static constexpr int kQs = C::kStagesQ * C::kConsumers;
   static constexpr int kQAt = 0, kKAt = kQAt + kQs * kQ, kVAt = kKAt + C::kStagesK * kK;
   // Of 8-bit floats, the part of a warp's O that is in float32 (float8_parts.cuh). O leaves from
@@ -66,7 +73,9 @@ struct ForwardSm90Layout {
   static constexpr int kLostTiles = 16;
   static constexpr int kLostCount = kStoredTile + 8 * kTileStages, kTrusts = kLostCount + 4;
   static constexpr int kLostAt = kLostCount + 16;
-  static constexpr int kBytes = kLostAt + 16 * kLostTiles;
+  // With kTransposes: barriers of V that has arrived, and is to be transposed.
+  static constexpr int kLoadedV = kLostAt + 16 * kLostTiles;
+  static constexpr int kBytes = kLoadedV + (C::kTransposes ? 8 * C::kStagesV : 0);
 };
 
 // A ring of kPlaces places in shared memory, each with two barriers: `full` completes when what was

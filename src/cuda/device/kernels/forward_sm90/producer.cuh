@@ -43,15 +43,15 @@ struct ForwardSm90Producer {
   }
 
   // Loads the rows of a block of K or V, in one box, or one a page; for one thread. head: of K and
-  // V.
-  template <int kPanels, int kAt, int kTileBytes>
+  // V. A panel of columns begins kPanelStep bytes behind the one before.
+  template <int kPanels, int kAt, int kTileBytes, int kPanelStep>
   ATTN_DEVICE void load_keys(const TensorMap& map, const Work& w, int head,
                              typename Tiles::Place block, int stage, unsigned full) const {
     const unsigned tile = tiles.shared + kAt + stage * kTileBytes;
-    mbarrier_arrive_expect(full, kTileBytes);
+    mbarrier_arrive_expect(full, kPanels * Layout::kPanelBytes);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      const unsigned at = tile + panel * Layout::kPanelBytes;
+      const unsigned at = tile + panel * kPanelStep;
       if constexpr (C::kGathers) {
         load_gathered(at, map, w, head, block, panel, full);
       } else if constexpr (C::kPageRows == 0) {
@@ -237,18 +237,25 @@ struct ForwardSm90Producer {
   // Ask for K of the tiles, and for V: a warp each. The place of K is free when S is there, that of
   // V a softmax later; a warp that asked for both in turn would ask for K when V's place is free.
   ATTN_DEVICE void produce_keys() const {
-    produce_blocks<true, Layout::kPanelsK, Layout::kKAt, Layout::kK>(tiles.maps.k, tiles.k_ring());
+    produce_blocks<true, Layout::kPanelsK, Layout::kKAt, Layout::kK, Layout::kPanelBytes>(
+        tiles.maps.k, tiles.k_ring());
     if constexpr (C::kSplits) launch_dependents();
   }
   ATTN_DEVICE void produce_values() const {
-    // For V of 8-bit floats, which the kernel before lays out.
-    if constexpr (C::kFloat8 && !C::kClassified) wait_for_dependencies();
-    produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV>(tiles.maps.v, tiles.v_ring());
+    if constexpr (C::kTransposes) {
+      produce_blocks<false, Layout::kSquares, Layout::kVAt, Layout::kV, Layout::kSquare>(
+          tiles.maps.v, tiles.loaded_ring());
+    } else {
+      // For V of 8-bit floats, which the kernel before lays out.
+      if constexpr (C::kFloat8 && !C::kClassified) wait_for_dependencies();
+      produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV, Layout::kPanelBytes>(
+          tiles.maps.v, tiles.v_ring());
+    }
   }
 
  private:
   // kTellsEnd: the other warps hear from this one that a tile nears its end.
-  template <bool kTellsEnd, int kPanels, int kAt, int kTileBytes, class Places>
+  template <bool kTellsEnd, int kPanels, int kAt, int kTileBytes, int kPanelStep, class Places>
   ATTN_DEVICE void produce_blocks(const TensorMap& map, const Places& places) const {
     const auto ring = tiles.tile_ring();
     prefetch_tensor_map(map);
@@ -272,11 +279,11 @@ struct ForwardSm90Producer {
         tell_end();
         places.wait_empty(loaded);
         if (elect_one()) {
-          if constexpr (C::kFloat8 && kAt == Layout::kVAt) {
+          if constexpr (C::kFloat8 && !C::kTransposes && kAt == Layout::kVAt) {
             load_transposed(map, w, head, list.block(), places.place(loaded), places.full(loaded));
           } else {
-            load_keys<kPanels, kAt, kTileBytes>(map, w, head, list.block(), places.place(loaded),
-                                                places.full(loaded));
+            load_keys<kPanels, kAt, kTileBytes, kPanelStep>(
+                map, w, head, list.block(), places.place(loaded), places.full(loaded));
           }
         }
       }

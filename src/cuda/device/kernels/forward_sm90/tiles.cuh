@@ -225,6 +225,9 @@ struct ForwardSm90Tiles {
   using StoredRing = Ring<Layout::kTileStages, Layout::kStoredTile, Layout::kStoredTile>;
   ATTN_DEVICE KeyRing k_ring() const { return {shared}; }
   ATTN_DEVICE ValueRing v_ring() const { return {shared}; }
+  // The ring of V as its producer fills it, where it is transposed before consumers see it.
+  using LoadedRing = Ring<C::kStagesV, Layout::kLoadedV, Layout::kEmptyV>;
+  ATTN_DEVICE LoadedRing loaded_ring() const { return {shared}; }
   ATTN_DEVICE QueryRing q_ring(int of_consumer) const {
     return {shared, of_consumer * C::kStagesQ};
   }
