@@ -125,6 +125,9 @@ struct ForwardSm90Consumer {
 
       // The softmax: P with the references as they are, or with those that the block asks for.
       products.wait_s(c);
+      if constexpr (kReleasesQFirst) {
+        if (!list.more()) tiles.q_ring(tiles.consumer).release(c.queries());
+      }
       softmax.scale_scores(c);
       pass.used = Tiles::used_keys(t.w, block);
       if (bare) [[unlikely]] {
@@ -213,6 +216,9 @@ struct ForwardSm90Consumer {
     }
   }
 
+  // Where the next tile's Q has no place of its own and O leaves through another, Q is given back
+  // before the softmax of its last block, so that the copy engine loads beside that.
+  static constexpr bool kReleasesQFirst = C::kFloat8 && C::kStagesQ == 1;
   ATTN_DEVICE void wait_q(const State& c) const { tiles.q_ring(tiles.consumer).wait(c.queries()); }
   ATTN_DEVICE void release_q(State& c) const {
     tiles.q_ring(tiles.consumer).release(c.queries());
@@ -302,8 +308,8 @@ struct ForwardSm90Consumer {
 
   // From a tile, whose last block waits for its V, to the next one, whose blocks `list` becomes.
   ATTN_DEVICE void go_to_next_tile(State& c, Own& t, Blocks& list) const {
-    if constexpr (Epilogue::kCanStage && !C::kFloat8) {
-      c.next_query();  // its place is given back by finish
+    if constexpr ((Epilogue::kCanStage && !C::kFloat8) || kReleasesQFirst) {
+      c.next_query();  // its place is given back by finish, or was before
     } else {
       release_q(c);
     }
