@@ -1,5 +1,6 @@
 // Parts of a tile shape by name.
 #include <algorithm>
+#include <string>
 
 #include "cuda/kernel_parts.hpp"
 #include "cuda/kernels/forward_sm90/shapes.hpp"
@@ -10,12 +11,14 @@ namespace {
 constexpr std::string_view kAccepted =
     "wg2 and wg3 (warpgroups), n16 to n256 (keys, a multiple of 16), s1 to s8 (stages of K and V), "
     "k1 to k8 (of K), q1, q2 and q4 (of Q), p24 to p64 (registers of the producer, a multiple of "
-    "8), turns and noturns, and of 8-bit floats ahead and within (where V is transposed)";
+    "8), turns and noturns";
+constexpr std::string_view kAcceptedOfFloat8 =
+    ", ahead and within (where V is transposed: by a kernel ahead, within shared memory)";
 
-bool set_part(ForwardSm90Shape& shape, std::string_view part) {
+bool set_part(ForwardSm90Shape& shape, std::string_view part, bool float8) {
   if (part == "turns" || part == "noturns") {
     shape.take_turns = part == "turns";
-  } else if (part == "ahead" || part == "within") {
+  } else if (float8 && (part == "ahead" || part == "within")) {
     shape.transposes = part == "within";
   } else if (const int wg = number_after(part, "wg"); wg == 2 || wg == 3) {
     shape.warpgroups = wg;
@@ -37,10 +40,12 @@ bool set_part(ForwardSm90Shape& shape, std::string_view part) {
 
 }  // namespace
 
-ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text) {
+ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text, bool float8) {
   if (text.empty()) return shape;
-  set_parts("forward_sm90", text, kAccepted,
-            [&](std::string_view part) { return set_part(shape, part); });
+  std::string accepted(kAccepted);
+  if (float8) accepted += kAcceptedOfFloat8;
+  set_parts(float8 ? "forward_sm90_float8" : "forward_sm90", text, accepted,
+            [&](std::string_view part) { return set_part(shape, part, float8); });
   shape.consumer_registers =
       std::min(240, (warpgroup_registers(shape.warpgroups) - shape.producer_registers) /
                         shape.warpgroups / 8 * 8);

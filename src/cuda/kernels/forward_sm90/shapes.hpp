@@ -19,7 +19,7 @@ struct ForwardSm90Shape {
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt
   std::string_view reason;
-  bool transposes = false;  // V of 8-bit floats, in shared memory
+  bool transposes = false;  // of 8-bit floats: V within shared memory, not by a kernel ahead
 };
 
 // Registers that a block of threads is launched with, of one thread of each warpgroup together: a
@@ -37,9 +37,10 @@ constexpr int warpgroup_registers(int consumers) {
 inline constexpr int kForwardSm90FollowerSpills = 200;
 
 // `shape` with the parts that `text` names: wg<warpgroups> n<keys> s<stages of K and V>
-// k<stages of K> q<stages of Q> p<registers of the producer> turns noturns. Consumers get the
-// registers that are left. Throws Error(invalid_argument) naming the part and what is accepted.
-ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text);
+// k<stages of K> q<stages of Q> p<registers of the producer> turns noturns, with float8 (the
+// shape is of forward_sm90_float8) also ahead and within. Consumers get the registers that are left.
+// Throws Error(invalid_argument) naming the part and what is accepted.
+ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text, bool float8 = false);
 
 // Shapes in order: a problem gets the first that its head size fits and whose `when` holds.
 std::span<const ForwardSm90Shape> forward_sm90_shapes();

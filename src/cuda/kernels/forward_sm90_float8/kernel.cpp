@@ -112,7 +112,7 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
       kShapes, [&](const ForwardSm90Shape& s) { return widest <= s.head_dim && holds(s.when, p); });
   ForwardSm90Shape own = *row;
   own.transposes = transposes_within(p, own);
-  auto made = std::make_shared<ForwardSm90Float8>(with_parts(own, request.parts));
+  auto made = std::make_shared<ForwardSm90Float8>(with_parts(own, request.parts, true));
   const ForwardSm90Shape& s = made->shape;
   Tiling tiling;
   tiling.rows = 64 * s.warpgroups;
