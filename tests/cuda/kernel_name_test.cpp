@@ -97,9 +97,9 @@ TEST(KernelName, Refusals) {
     chosen("b1_n512_h2_d128_q(e4m3)_kv(e4m3)_bf16", "forward_sm90_float8/n48");
   });
   expect_contains(odd, "'forward_sm90_float8/n48', of 48 keys; accepted are multiples of 32");
-  expect_contains(refused("forward_sm90/within"), "'within'");
+  expect_contains(refused("forward_sm90/within1"), "'within1'");
   const std::string wide = refusal(ErrorCode::invalid_argument, [] {
-    chosen("b1_n512_h2_d128_q(e4m3)_kv(e4m3)_bf16", "forward_sm90_float8/n160_within");
+    chosen("b1_n512_h2_d128_q(e4m3)_kv(e4m3)_bf16", "forward_sm90_float8/n160_within1");
   });
   expect_contains(wide, "of 160 keys whose V is transposed within; accepted are up to 128");
 }

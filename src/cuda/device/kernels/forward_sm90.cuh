@@ -22,7 +22,8 @@
 //   kGroup                 query heads of a K, V head that share a tile; divides 64; 1: none share
 //   kPageRows              keys of a box: divides kBlockN, a multiple of 8; 0: not paged
 //   kClearTail             rows of V past a length may hold anything
-//   kTransposes            with kFloat8: V lies as the call gives it (transposer.cuh)
+//   kTransposers           with kFloat8: V lies as the call gives it, and so many warps, 1 or 2,
+//                          transpose it (transposer.cuh); else 0
 //   kDropsByProduct        with kDropout: P times 1 or 0, for a DropoutRule whose flip is 0
 //   kHidesKeys             rows of O that are not finite are looked at again
 //   kClassified            the mask's words are in memory (kernels/classify.cuh)
@@ -57,15 +58,16 @@ ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
     mbarrier_init(ring.full(i), 1);
     if constexpr (Tiles::kFollowed) {
       mbarrier_init(tiles.stored_ring().full(i), kWarps);
-      mbarrier_init(ring.empty(i), 3);  // the producers of K and of V, and the follower
+      // The producers of K and of V, and the follower.
+      mbarrier_init(ring.empty(i), Tiles::kTransposes ? 1 + C::kTransposers : 3);
     } else {
-      mbarrier_init(ring.empty(i), kWarps + 2 + (C::kTransposes ? 1 : 0));
+      mbarrier_init(ring.empty(i), kWarps + (Tiles::kTransposes ? 1 + C::kTransposers : 2));
     }
   }
   tiles.trust_references();
   tiles.k_ring().init(1, kWarps);
-  tiles.v_ring().init(1, kWarps);
-  if constexpr (C::kTransposes) {
+  tiles.v_ring().init(Tiles::kTransposes ? C::kTransposers : 1, kWarps);
+  if constexpr (Tiles::kTransposes) {
     for (unsigned i = 0; i < C::kStagesV; ++i) mbarrier_init(tiles.loaded_ring().full(i), 1);
   }
   mbarrier_init_fence();
@@ -102,9 +104,13 @@ ATTN_DEVICE void forward_sm90(const ForwardParams& p, const Expressions& e,
     } else if (threadIdx.x < 64) {
       producer.produce_tiles();
     } else if (threadIdx.x >= 96) {
-      producer.produce_values();
-    } else if constexpr (C::kTransposes) {
-      ForwardSm90Transposer<C, Expressions>{tiles}.transpose_tiles();
+      if constexpr (!tiles.kTransposes) {
+        producer.produce_values();
+      } else if constexpr (C::kTransposers > 1) {
+        ForwardSm90Transposer<C, Expressions, 1>{tiles}.transpose_tiles();
+      }
+    } else if constexpr (tiles.kTransposes) {
+      ForwardSm90Transposer<C, Expressions, 0>{tiles}.transpose_tiles();
     } else if (tiles.kFollowed) {
       ForwardSm90Follower<C, Expressions>{tiles}.follow_tiles();
     }

@@ -21,6 +21,14 @@ ATTN_DEVICE void load_matrices_transposed(unsigned (&r)[4], unsigned address) {
                : "memory");
 }
 
+// Two matrices, of which the first 16 lanes give addresses.
+ATTN_DEVICE void load_matrices_transposed(unsigned (&r)[2], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
 // Stores what load_matrices loads; of two matrices the first 16 lanes give addresses.
 ATTN_DEVICE void store_matrices(unsigned address, const unsigned (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),

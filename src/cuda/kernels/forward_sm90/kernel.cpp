@@ -149,7 +149,7 @@ void ForwardSm90::print(const ForwardConfig&, ConfigText& to) const {
   to.flag("kStoresBoxes", stores_boxes);
   to.flag("kDropsByProduct", drops_by_product);
   to.flag("kSumsByProduct", sums_by_product);
-  to.flag("kTransposes", shape.transposes);
+  to.number("kTransposers", shape.transposers);
 }
 
 std::string product_declarations() {

@@ -13,13 +13,15 @@ constexpr std::string_view kAccepted =
     "k1 to k8 (of K), q1, q2 and q4 (of Q), p24 to p64 (registers of the producer, a multiple of "
     "8), turns and noturns";
 constexpr std::string_view kAcceptedOfFloat8 =
-    ", ahead and within (where V is transposed: by a kernel ahead, within shared memory)";
+    ", ahead (V is transposed by a kernel ahead), within1 and within2 (by so many warps within)";
 
 bool set_part(ForwardSm90Shape& shape, std::string_view part, bool float8) {
   if (part == "turns" || part == "noturns") {
     shape.take_turns = part == "turns";
-  } else if (float8 && (part == "ahead" || part == "within")) {
-    shape.transposes = part == "within";
+  } else if (float8 && part == "ahead") {
+    shape.transposers = 0;
+  } else if (const int warps = number_after(part, "within"); float8 && (warps == 1 || warps == 2)) {
+    shape.transposers = warps;
   } else if (const int wg = number_after(part, "wg"); wg == 2 || wg == 3) {
     shape.warpgroups = wg;
   } else if (const int n = number_after(part, "n"); n >= 16 && n <= 256 && n % 16 == 0) {

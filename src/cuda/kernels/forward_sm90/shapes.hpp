@@ -19,7 +19,8 @@ struct ForwardSm90Shape {
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt
   std::string_view reason;
-  bool transposes = false;  // of 8-bit floats: V within shared memory, not by a kernel ahead
+  int transposers = 0;  // of 8-bit floats: warps that transpose V in shared memory; else a kernel
+                        // ahead
 };
 
 // Registers that a block of threads is launched with, of one thread of each warpgroup together: a

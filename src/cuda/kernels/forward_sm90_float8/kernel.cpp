@@ -24,18 +24,30 @@ using enum Condition;
 
 constexpr std::uint32_t kPanel = 128;  // columns of Q and K, and keys of V, in 128 bytes
 constexpr int kMostKeysWithin = 128;   // of a tile that is transposed in place
+constexpr int kTransposers = 2;        // warps that do
+constexpr int kWidest = 256;           // head size
+
+struct Row {
+  ForwardSm90Shape shape;  // but for `transposers`
+  // Tiles of V are best transposed by each tile of queries that reads them where a K, V head has no
+  // more than so many of these, else once by a kernel ahead.
+  std::int64_t most_readers;
+};
 
 // As forward_sm90_shapes(). A consumer thread holds O (head_dim_v / 2), S (block_n / 2) and P
 // (block_n / 8).
-constexpr std::array<ForwardSm90Shape, 4> kShapes{{
-    {64, always, 3, 128, 4, 4, 2, true, false, 32, 160, 148, "as in 16 bits"},
-    {128, long_and_plain, 3, 96, 3, 2, 2, true, false, 32, 160, 140,
-     "three warpgroups hide the exponentials, which take as long as the products, and have "
-     "registers for 96 keys; +6 % from 4096 keys on"},
-    {128, always, 2, 128, 3, 3, 2, true, false, 40, 232, 0,
-     "128 rows and 128 keys; at 512 keys 13 % faster than 192 rows"},
-    {256, always, 2, 96, 2, 2, 1, true, false, 40, 232, 0,
-     "96 keys: Q, two stages of K and V, and the part of O in bf16 fill 212 KB"},
+constexpr std::array<Row, 4> kRows{{
+    {{64, always, 3, 128, 4, 4, 2, true, false, 32, 160, 148, "as in 16 bits"}, 16},
+    {{128, long_and_plain, 3, 96, 3, 2, 2, true, false, 32, 160, 140,
+      "three warpgroups hide the exponentials, which take as long as the products, and have "
+      "registers for 96 keys; +6 % from 4096 keys on"},
+     8},
+    {{128, always, 2, 128, 3, 3, 2, true, false, 40, 232, 0,
+      "128 rows and 128 keys; at 512 keys 13 % faster than 192 rows"},
+     8},
+    {{256, always, 2, 96, 2, 2, 1, true, false, 40, 232, 0,
+      "96 keys: Q, two stages of K and V, and the part of O in bf16 fill 212 KB"},
+     4},
 }};
 
 std::string obstacle(const ForwardRequest& request) {
@@ -52,9 +64,8 @@ std::string obstacle(const ForwardRequest& request) {
   }
   for (const auto& [name, d] :
        {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}}) {
-    if (d % 16 != 0 || d > kShapes.back().head_dim) {
-      return fmt::format("{} is {}; accepted are multiples of 16 up to {}", name, d,
-                         kShapes.back().head_dim);
+    if (d % 16 != 0 || d > kWidest) {
+      return fmt::format("{} is {}; accepted are multiples of 16 up to {}", name, d, kWidest);
     }
   }
   if (request.features.dropout) {
@@ -81,13 +92,13 @@ Operands operands(CacheType a, CacheType b) {
           fmt::format("{}.{}", name(a), name(b))};
 }
 
-// Whether each tile of V is best transposed by those who read it, one for each tile of queries of
-// its K, V head, rather than once by a kernel ahead.
-bool transposes_within(const Problem& p, const ForwardSm90Shape& s) {
-  constexpr std::int64_t kMostReaders = 16;
-  const std::int64_t readers =
-      ceil_div(p.seqlen_q, std::int64_t{64} * s.warpgroups) * (p.heads_q / p.heads_k);
-  return readers <= kMostReaders && s.block_n <= kMostKeysWithin;
+// The shape of a row, with the way of V that is best for the problem.
+ForwardSm90Shape shape_for(const Problem& p, const Row& row) {
+  ForwardSm90Shape shape = row.shape;
+  const std::int64_t rows = std::int64_t{64} * shape.warpgroups;
+  const std::int64_t readers = ceil_div(p.seqlen_q, rows) * (p.heads_q / p.heads_k);
+  if (readers <= row.most_readers) shape.transposers = kTransposers;
+  return shape;
 }
 
 bool encode_v(CUtensorMap& map, const Problem& p, const Tensor& v, int rows) {
@@ -108,11 +119,11 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const Problem& p = request.problem;
   const ForwardFeatures& f = request.features;
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
-  const auto row = std::ranges::find_if(
-      kShapes, [&](const ForwardSm90Shape& s) { return widest <= s.head_dim && holds(s.when, p); });
-  ForwardSm90Shape own = *row;
-  own.transposes = transposes_within(p, own);
-  auto made = std::make_shared<ForwardSm90Float8>(with_parts(own, request.parts, true));
+  const auto row = std::ranges::find_if(kRows, [&](const Row& r) {
+    return widest <= r.shape.head_dim && holds(r.shape.when, p);
+  });
+  auto made =
+      std::make_shared<ForwardSm90Float8>(with_parts(shape_for(p, *row), request.parts, true));
   const ForwardSm90Shape& s = made->shape;
   Tiling tiling;
   tiling.rows = 64 * s.warpgroups;
@@ -124,7 +135,7 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
                     "of 32",
                     request.parts, tiling.keys));
   }
-  if (s.transposes && tiling.keys > kMostKeysWithin) {
+  if (s.transposers > 0 && tiling.keys > kMostKeysWithin) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is 'forward_sm90_float8/{}', of {} keys whose V is transposed "
                             "within; accepted are up to {}",
@@ -147,7 +158,7 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   tiling.shared_bytes = qs * 64 * 128 * panels + s.stages_k * tiling.keys * 128 * panels +
                         s.stages_v * made->bytes_of_v(f, tiling.keys) +
                         4 * s.warpgroups * part + ones + forward_sm90_barrier_bytes(s) +
-                        (s.transposes ? 8 * s.stages_v : 0);
+                        (s.transposers > 0 ? 8 * s.stages_v : 0);
   tiling.reason = s.reason;
   tiling.spill_bytes = s.spill_bytes + kForwardSm90FollowerSpills;
   if (widest <= 128 && holds(Condition::few_masked_keys, p)) made->near_blocks = 1;
@@ -156,7 +167,7 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
 
 std::int64_t ForwardSm90Float8::bytes_of_v(const ForwardFeatures& f, int keys) const noexcept {
   const std::int64_t rows = rows_of_v(f);
-  if (!shape.transposes) return ceil_div(keys, kPanel) * kPanel * rows;
+  if (shape.transposers == 0) return ceil_div(keys, kPanel) * kPanel * rows;
   // Squares of 128 keys and columns; the last one has no more rows than it needs.
   const std::int64_t whole = 128 * (ceil_div(f.head_dim_v, 128) - 1);
   return 128 * (whole + std::max<std::int64_t>(keys, rows - whole));
@@ -181,7 +192,7 @@ std::optional<ForwardMaps> ForwardSm90Float8::maps(const ForwardConfig& config, 
   const int box = config.features.paged ? page_rows : config.tiling.keys;
   if (!encode_q(maps.q, p, config, inputs.q, kPanel) ||
       !encode_k(maps.k, p, config, inputs.k, p.head_dim, box, kPanel) ||
-      !(shape.transposes ? encode_k(maps.v, p, config, inputs.v, p.head_dim_v, box, kPanel)
+      !(shape.transposers > 0 ? encode_k(maps.v, p, config, inputs.v, p.head_dim_v, box, kPanel)
                          : encode_v(maps.v, p, inputs.v, rows_of_v(config.features))) ||
       (stores_boxes && !encode_o(maps.o, p, outputs.o))) {
     return std::nullopt;

@@ -7,7 +7,7 @@ namespace attn::cuda {
 
 ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request);
 
-// Its V is the call's where shape.transposes, else the one that transposed_values() describes.
+// Its V is the call's where shape.transposers > 0, else the one that transposed_values() describes.
 class ForwardSm90Float8 final : public ForwardSm90 {
  public:
   using ForwardSm90::ForwardSm90;
@@ -22,7 +22,7 @@ class ForwardSm90Float8 final : public ForwardSm90 {
   static constexpr int kRowsOfOnes = 8;  // device/schedule/transposed_values.cuh
   // Bytes of a tile of V of so many keys (ForwardSm90Layout::kV).
   std::int64_t bytes_of_v(const ForwardFeatures& f, int keys) const noexcept;
-  bool reads_transposed() const noexcept override { return !shape.transposes; }
+  bool reads_transposed() const noexcept override { return shape.transposers == 0; }
   std::string declarations(const ForwardConfig& config) const override;
   std::optional<ForwardMaps> maps(const ForwardConfig& config, const Problem& problem,
                                   const Inputs& inputs, const Outputs& outputs) const override;

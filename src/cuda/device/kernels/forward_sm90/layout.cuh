@@ -43,10 +43,11 @@ struct ForwardSm90Layout {
   static constexpr int kLastColumns = kTransposedRows - 128 * (kSquares - 1);
   static constexpr int kLastRows = C::kBlockN > kLastColumns ? C::kBlockN : kLastColumns;
   static constexpr int kK = kPanelBytes * kPanelsK;
-  static constexpr int kV = C::kTransposes ? kSquare * (kSquares - 1) + 128 * kLastRows
+  static constexpr bool kTransposes = C::kTransposers > 0;
+  static constexpr int kV = kTransposes ? kSquare * (kSquares - 1) + 128 * kLastRows
                             : C::kFloat8   ? kTransposedPanel * kTransposedPanels
                                            : kPanelBytes * kPanelsV;
-  static_assert(!C::kTransposes || (C::kFloat8 && C::kBlockN <= 128));
+  static_assert(!kTransposes || (C::kFloat8 && C::kBlockN <= 128));
   static constexpr int kQs = C::kStagesQ * C::kConsumers;
   static constexpr int kQAt = 0, kKAt = kQAt + kQs * kQ, kVAt = kKAt + C::kStagesK * kK;
   // Of 8-bit floats, the part of a warp's O that is in float32 (float8_parts.cuh). O leaves from
@@ -75,7 +76,7 @@ struct ForwardSm90Layout {
   static constexpr int kLostAt = kLostCount + 16;
   // With kTransposes: barriers of V that has arrived, and is to be transposed.
   static constexpr int kLoadedV = kLostAt + 16 * kLostTiles;
-  static constexpr int kBytes = kLoadedV + (C::kTransposes ? 8 * C::kStagesV : 0);
+  static constexpr int kBytes = kLoadedV + (kTransposes ? 8 * C::kStagesV : 0);
 };
 
 // A ring of kPlaces places in shared memory, each with two barriers: `full` completes when what was

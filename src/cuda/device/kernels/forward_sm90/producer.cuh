@@ -72,6 +72,18 @@ struct ForwardSm90Producer {
     }
   }
 
+  // Loads use n of the ring of V, which is to be transposed. By the warp that asks for K, which does
+  // so half a round later than it might: the others transpose.
+  ATTN_DEVICE void load_values(const Work& w, int head, typename Tiles::Place block,
+                               unsigned n) const {
+    const auto places = tiles.loaded_ring();
+    places.wait_empty(n);
+    if (elect_one()) {
+      load_keys<Layout::kSquares, Layout::kVAt, Layout::kV, Layout::kSquare>(
+          tiles.maps.v, w, head, block, places.place(n), places.full(n));
+    }
+  }
+
   // Loads a block of V that lies transposed, of 8-bit floats; for one thread.
   ATTN_DEVICE void load_transposed(const TensorMap& map, const Work& w, int head, int block,
                                    int stage, unsigned full) const {
@@ -242,15 +254,10 @@ struct ForwardSm90Producer {
     if constexpr (C::kSplits) launch_dependents();
   }
   ATTN_DEVICE void produce_values() const {
-    if constexpr (C::kTransposes) {
-      produce_blocks<false, Layout::kSquares, Layout::kVAt, Layout::kV, Layout::kSquare>(
-          tiles.maps.v, tiles.loaded_ring());
-    } else {
-      // For V of 8-bit floats, which the kernel before lays out.
-      if constexpr (C::kFloat8 && !C::kClassified) wait_for_dependencies();
-      produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV, Layout::kPanelBytes>(
-          tiles.maps.v, tiles.v_ring());
-    }
+    // For V of 8-bit floats, which the kernel before lays out.
+    if constexpr (C::kFloat8 && !C::kClassified) wait_for_dependencies();
+    produce_blocks<false, Layout::kPanelsV, Layout::kVAt, Layout::kV, Layout::kPanelBytes>(
+        tiles.maps.v, tiles.v_ring());
   }
 
  private:
@@ -279,13 +286,14 @@ struct ForwardSm90Producer {
         tell_end();
         places.wait_empty(loaded);
         if (elect_one()) {
-          if constexpr (C::kFloat8 && !C::kTransposes && kAt == Layout::kVAt) {
+          if constexpr (C::kFloat8 && kAt == Layout::kVAt) {
             load_transposed(map, w, head, list.block(), places.place(loaded), places.full(loaded));
           } else {
             load_keys<kPanels, kAt, kTileBytes, kPanelStep>(
                 map, w, head, list.block(), places.place(loaded), places.full(loaded));
           }
         }
+        if constexpr (Tiles::kTransposes) load_values(w, head, list.block(), loaded);
       }
       tell_end();  // where the mask hides all blocks that seemed to follow
       __syncwarp();

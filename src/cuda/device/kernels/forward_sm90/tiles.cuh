@@ -43,6 +43,7 @@ struct ForwardSm90Tiles {
   static constexpr bool kFar = Expressions::kHasScore && !kHasPlainRounds;
   // The first of the named barriers, of which each consumer has one of each kind.
   static constexpr int kTurnBarrier = 1, kWarpgroupBarrier = kTurnBarrier + C::kConsumers;
+  static constexpr bool kTransposes = Layout::kTransposes;
   // Rows of O may have to be computed again.
   static constexpr bool kFollowed = C::kHidesKeys || kJudgesLate;
 

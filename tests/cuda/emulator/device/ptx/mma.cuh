@@ -16,10 +16,11 @@ inline void load_matrices(unsigned (&r)[4], unsigned address) {
   for (unsigned i = 0; i < 4; ++i)
     std::memcpy(&r[i], matrix_word(all, i, lane / 4, lane % 4 * 4), 4);
 }
-inline void load_matrices_transposed(unsigned (&r)[4], unsigned address) {
+template <unsigned kCount>
+void load_matrices_transposed(unsigned (&r)[kCount], unsigned address) {
   const char* all = emulator::exchange(&address, sizeof(address));
   const unsigned lane = threadIdx.x % 32;
-  for (unsigned i = 0; i < 4; ++i) {
+  for (unsigned i = 0; i < kCount; ++i) {
     unsigned short low, high;
     std::memcpy(&low, matrix_word(all, i, lane % 4 * 2, lane / 4 * 2), 2);
     std::memcpy(&high, matrix_word(all, i, lane % 4 * 2 + 1, lane / 4 * 2), 2);
