@@ -92,12 +92,19 @@ Operands operands(CacheType a, CacheType b) {
           fmt::format("{}.{}", name(a), name(b))};
 }
 
-// The shape of a row, with the way of V that is best for the problem.
-ForwardSm90Shape shape_for(const Problem& p, const Row& row) {
+// The shape of a row with the parts that are named, and if the way of V is not, with the one that is
+// best for the problem.
+ForwardSm90Shape shape_for(const Problem& p, const Row& row, std::string_view parts) {
+  constexpr int kNotNamed = -1;
   ForwardSm90Shape shape = row.shape;
-  const std::int64_t rows = std::int64_t{64} * shape.warpgroups;
-  const std::int64_t readers = ceil_div(p.seqlen_q, rows) * (p.heads_q / p.heads_k);
-  if (readers <= row.most_readers) shape.transposers = kTransposers;
+  shape.transposers = kNotNamed;
+  shape = with_parts(shape, parts, true);
+  if (shape.transposers == kNotNamed) {
+    const std::int64_t rows = std::int64_t{64} * shape.warpgroups;
+    const std::int64_t readers = ceil_div(p.seqlen_q, rows) * (p.heads_q / p.heads_k);
+    const bool within = readers <= row.most_readers && shape.block_n <= kMostKeysWithin;
+    shape.transposers = within ? kTransposers : 0;
+  }
   return shape;
 }
 
@@ -122,8 +129,7 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const auto row = std::ranges::find_if(kRows, [&](const Row& r) {
     return widest <= r.shape.head_dim && holds(r.shape.when, p);
   });
-  auto made =
-      std::make_shared<ForwardSm90Float8>(with_parts(shape_for(p, *row), request.parts, true));
+  auto made = std::make_shared<ForwardSm90Float8>(shape_for(p, *row, request.parts));
   const ForwardSm90Shape& s = made->shape;
   Tiling tiling;
   tiling.rows = 64 * s.warpgroups;
