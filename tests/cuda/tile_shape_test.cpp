@@ -146,6 +146,26 @@ TEST(TileShape, DealsLateWhereTilesAreShort) {
   EXPECT_EQ(near_blocks("b16_n1024_h16_d128_causal_bf16"), 2);
 }
 
+// V of 8-bit floats is transposed by each tile of queries that reads it where a K, V head has few,
+// grouped heads counted, else once by a kernel ahead, which needs room for it.
+TEST(TileShape, TransposesValuesWhereFewTilesReadThem) {
+  const auto ahead = [](const char* problem) {
+    return choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90_float8")
+        .shape->reads_transposed();
+  };
+  for (const char* problem :
+       {"b8_n512_h16_d128_q(e4m3)_kv(e4m3)_bf16", "b8_n1024_h32_d64_causal_q(e4m3)_kv(e4m3)_bf16",
+        "b8_sq1_sk8192_h8_d256_q(e4m3)_kv(e4m3)_bf16"}) {
+    EXPECT_FALSE(ahead(problem)) << problem;
+  }
+  for (const char* problem :
+       {"b1_n16384_h16_d128_q(e4m3)_kv(e4m3)_bf16", "b8_n512_hq32_hk1_d128_q(e4m3)_kv(e4m3)_bf16",
+        "b1_n16384_h32_d64_causal_q(e4m3)_kv(e4m3)_bf16",
+        "b1_n16384_h8_d256_q(e4m3)_kv(e4m3)_bf16"}) {
+    EXPECT_TRUE(ahead(problem)) << problem;
+  }
+}
+
 TEST(TileShape, FollowsTheValuesHeadSize) {
   expect({{"b1_n4096_h1_d192_dv128_bf16", 128},
           {"b1_n4096_h1_d192_bf16", 112},

@@ -49,8 +49,8 @@ void add_sources(std::vector<Source>& to, const Problem& problem, const ForwardC
 }
 
 // Adds what a kernel of 8-bit floats needs of the workspace: room for V laid out ahead, where it
-// reads it so. A call whose tensors that kernel does not take converts all instead, so there is room
-// for either.
+// reads it so. A call whose tensors that kernel does not take converts all instead, so there is
+// room for either.
 void add_float8(Plan& plan, const ForwardConfig& config, Arch arch, KeySplits splits,
                 std::string_view kernel) {
   core::Size workspace = plan.workspace_bytes;

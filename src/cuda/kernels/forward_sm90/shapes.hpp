@@ -39,8 +39,8 @@ inline constexpr int kForwardSm90FollowerSpills = 200;
 
 // `shape` with the parts that `text` names: wg<warpgroups> n<keys> s<stages of K and V>
 // k<stages of K> q<stages of Q> p<registers of the producer> turns noturns, with float8 (the
-// shape is of forward_sm90_float8) also ahead and within. Consumers get the registers that are left.
-// Throws Error(invalid_argument) naming the part and what is accepted.
+// shape is of forward_sm90_float8) also ahead and within. Consumers get the registers that are
+// left. Throws Error(invalid_argument) naming the part and what is accepted.
 ForwardSm90Shape with_parts(ForwardSm90Shape shape, std::string_view text, bool float8 = false);
 
 // Shapes in order: a problem gets the first that its head size fits and whose `when` holds.

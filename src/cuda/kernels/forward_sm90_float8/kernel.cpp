@@ -92,8 +92,8 @@ Operands operands(CacheType a, CacheType b) {
           fmt::format("{}.{}", name(a), name(b))};
 }
 
-// The shape of a row with the parts that are named, and if the way of V is not, with the one that is
-// best for the problem.
+// The shape of a row with the parts that are named, and if the way of V is not, with the one that
+// is best for the problem.
 ForwardSm90Shape shape_for(const Problem& p, const Row& row, std::string_view parts) {
   constexpr int kNotNamed = -1;
   ForwardSm90Shape shape = row.shape;
@@ -126,9 +126,8 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const Problem& p = request.problem;
   const ForwardFeatures& f = request.features;
   const auto widest = static_cast<int>(std::max(p.head_dim, p.head_dim_v));
-  const auto row = std::ranges::find_if(kRows, [&](const Row& r) {
-    return widest <= r.shape.head_dim && holds(r.shape.when, p);
-  });
+  const auto row = std::ranges::find_if(
+      kRows, [&](const Row& r) { return widest <= r.shape.head_dim && holds(r.shape.when, p); });
   auto made = std::make_shared<ForwardSm90Float8>(shape_for(p, *row, request.parts));
   const ForwardSm90Shape& s = made->shape;
   Tiling tiling;
@@ -162,8 +161,8 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   const std::int64_t number = f.head_dim_v > 128 ? 2 : 4;
   const std::int64_t part = 16 * std::max(128 * ceil_div(f.head_dim_v, 64), number * f.head_dim_v);
   tiling.shared_bytes = qs * 64 * 128 * panels + s.stages_k * tiling.keys * 128 * panels +
-                        s.stages_v * made->bytes_of_v(f, tiling.keys) +
-                        4 * s.warpgroups * part + ones + forward_sm90_barrier_bytes(s) +
+                        s.stages_v * made->bytes_of_v(f, tiling.keys) + 4 * s.warpgroups * part +
+                        ones + forward_sm90_barrier_bytes(s) +
                         (s.transposers > 0 ? 8 * s.stages_v : 0);
   tiling.reason = s.reason;
   tiling.spill_bytes = s.spill_bytes + kForwardSm90FollowerSpills;
@@ -199,7 +198,7 @@ std::optional<ForwardMaps> ForwardSm90Float8::maps(const ForwardConfig& config, 
   if (!encode_q(maps.q, p, config, inputs.q, kPanel) ||
       !encode_k(maps.k, p, config, inputs.k, p.head_dim, box, kPanel) ||
       !(shape.transposers > 0 ? encode_k(maps.v, p, config, inputs.v, p.head_dim_v, box, kPanel)
-                         : encode_v(maps.v, p, inputs.v, rows_of_v(config.features))) ||
+                              : encode_v(maps.v, p, inputs.v, rows_of_v(config.features))) ||
       (stores_boxes && !encode_o(maps.o, p, outputs.o))) {
     return std::nullopt;
   }

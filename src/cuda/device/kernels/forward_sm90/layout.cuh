@@ -44,9 +44,9 @@ struct ForwardSm90Layout {
   static constexpr int kLastRows = C::kBlockN > kLastColumns ? C::kBlockN : kLastColumns;
   static constexpr int kK = kPanelBytes * kPanelsK;
   static constexpr bool kTransposes = C::kTransposers > 0;
-  static constexpr int kV = kTransposes ? kSquare * (kSquares - 1) + 128 * kLastRows
-                            : C::kFloat8   ? kTransposedPanel * kTransposedPanels
-                                           : kPanelBytes * kPanelsV;
+  static constexpr int kV = kTransposes  ? kSquare * (kSquares - 1) + 128 * kLastRows
+                            : C::kFloat8 ? kTransposedPanel * kTransposedPanels
+                                         : kPanelBytes * kPanelsV;
   static_assert(!kTransposes || (C::kFloat8 && C::kBlockN <= 128));
   static constexpr int kQs = C::kStagesQ * C::kConsumers;
   static constexpr int kQAt = 0, kKAt = kQAt + kQs * kQ, kVAt = kKAt + C::kStagesK * kK;

@@ -72,8 +72,8 @@ struct ForwardSm90Producer {
     }
   }
 
-  // Loads use n of the ring of V, which is to be transposed. By the warp that asks for K, which does
-  // so half a round later than it might: the others transpose.
+  // Loads use n of the ring of V, which is to be transposed. By the warp that asks for K, which
+  // does so half a round later than it might: the others transpose.
   ATTN_DEVICE void load_values(const Work& w, int head, typename Tiles::Place block,
                                unsigned n) const {
     const auto places = tiles.loaded_ring();
