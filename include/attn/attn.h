@@ -389,6 +389,7 @@ typedef struct attn_append_inputs {
   const attn_tensor* norm_weight_k;
   const attn_tensor* scale_k;
   const attn_tensor* scale_v;
+  const attn_tensor* seqused;
 } attn_append_inputs;
 
 // attn::AppendOutputs. Of the caches only the rows that the positions name are written.

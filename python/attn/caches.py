@@ -80,6 +80,7 @@ def append_kv(
     rope_positions: Array | None = None,
     page_table: Array | None = None,
     cu_seqlens: Array | None = None,
+    seqused: Array | None = None,
     ring: bool = False,
     norm: bool = False,
     norm_eps: float = 1e-6,
@@ -118,6 +119,8 @@ def append_kv(
         rope_positions: As positions, where the rotary embedding counts otherwise.
         page_table: int32 or int64 `[batch, pages of a sequence]`.
         cu_seqlens: int32 or int64 `[batch + 1]`, first rows of packed sequences.
+        seqused: int32 or int64 `[batch]`: so many of a sequence's rows are real, the first ones;
+            the others are neither read nor written.
         ring: A position's row is its remainder by the rows of a sequence.
         norm, norm_eps: x / sqrt(mean(x^2) + norm_eps), over rows of q and k.
         norm_weight_q, norm_weight_k: float32, bfloat16 or float16 `[head_dim]`, factors of it.
@@ -155,6 +158,7 @@ def append_kv(
         "k": k,
         "v": v,
         "cu_seqlens": cu_seqlens,
+        "seqused": seqused,
         "cache_seqlens": cache_seqlens,
         "positions": positions,
         "rope_positions": rope_positions,

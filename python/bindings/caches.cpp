@@ -23,6 +23,7 @@ Tensor* member(AppendInputs& inputs, std::string_view name) {
   if (name == "k") return &inputs.k;
   if (name == "v") return &inputs.v;
   if (name == "cu_seqlens") return &inputs.cu_seqlens;
+  if (name == "seqused") return &inputs.seqused;
   if (name == "cache_seqlens") return &inputs.cache_seqlens;
   if (name == "positions") return &inputs.positions;
   if (name == "rope_positions") return &inputs.rope_positions;

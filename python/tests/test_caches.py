@@ -215,6 +215,21 @@ def test_appends_in_place_and_only_what_is_given():
     assert not says[0, [1, 3]].any()
 
 
+@pytest.mark.parametrize("integer", [np.int32, np.int64])
+def test_padding_of_a_batch_is_left_out(integer):
+    q, k, cache = normal(2, 3, H, D), normal(2, 3, HK, D), np.full((2, 4, HK, D), 9, np.float32)
+    out = np.full_like(q, 9)
+    attn.append_kv(
+        q=q, k=k, out_q=out, cache_k=cache, cache_seqlens=np.array([1, 2], integer),
+        seqused=np.array([3, 2], integer),
+    )  # fmt: skip
+    for b, first, count in [(0, 1, 3), (1, 2, 2)]:
+        assert (cache[b, first : first + count] == k[b, :count]).all()
+        assert (cache[b, :first] == 9).all()
+        assert (out[b, :count] == q[b, :count]).all()
+    assert (out[1, 2] == 9).all()
+
+
 def refused(words, call, *arguments, error=attn.InvalidArgument, **keywords):
     with pytest.raises(error) as caught:
         call(*arguments, **keywords)
@@ -245,6 +260,8 @@ def test_refusals_name_the_argument():
     cache = normal(1, 3, 2, D)
     was = cache.copy()
     refused(["position of new row 2", "is 3"], append, k=k, cache_k=cache, cache_seqlens=length)
+    refused(["seqused[0] is 4", "0 to 3"], append, k=k, cache_k=cache, cache_seqlens=length,
+            seqused=np.array([4]))  # fmt: skip
     refused(["rope_pairs", "'pairs'"], append, k=k, cache_k=cache, cache_seqlens=length, ring=True,
             rope_pairs="pairs")  # fmt: skip
     refused(["norm_eps"], append, k=k, cache_k=cache, cache_seqlens=length, norm_eps="small")

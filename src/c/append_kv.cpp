@@ -16,6 +16,7 @@ attn::AppendInputs append_inputs_of(const attn_append_inputs* given) {
           .k = tensor_of("k", from.k),
           .v = tensor_of("v", from.v),
           .cu_seqlens = tensor_of("cu_seqlens", from.cu_seqlens),
+          .seqused = tensor_of("seqused", from.seqused),
           .cache_seqlens = tensor_of("cache_seqlens", from.cache_seqlens),
           .positions = tensor_of("positions", from.positions),
           .rope_positions = tensor_of("rope_positions", from.rope_positions),

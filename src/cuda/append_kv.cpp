@@ -36,7 +36,7 @@ unsigned wide_of(const AppendInputs& in) {
          bit(in.cache_seqlens, device::kAppendCacheSeqlens) |
          bit(in.positions, device::kAppendPositions) |
          bit(in.rope_positions, device::kAppendRopePositions) |
-         bit(in.page_table, device::kAppendPageTable);
+         bit(in.page_table, device::kAppendPageTable) | bit(in.seqused, device::kAppendSeqused);
 }
 
 struct AppendConfig {
@@ -148,9 +148,11 @@ device::AppendParams parameters_of(const core::AppendCall& call) {
   p.positions = in.positions.data;
   p.rope_positions = in.rope_positions.data;
   p.page_table = in.page_table.data;
+  p.seqused = in.seqused.data;
   p.inv_freq = floats(in.inv_freq);
   p.cos = floats(in.cos);
   p.sin = floats(in.sin);
+  p.seqused_stride = in.seqused.strides[0];
   p.cache_seqlens_stride = in.cache_seqlens.strides[0];
   std::copy_n(in.positions.strides.begin(), 2, p.positions_strides);
   std::copy_n(in.rope_positions.strides.begin(), 2, p.rope_positions_strides);

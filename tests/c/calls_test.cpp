@@ -278,11 +278,12 @@ TEST(CCalls, AppendKv) {
   const Tensor cache_v = memory.zeros(DType::u8, {3, 4, 2, 32});
   const Tensor scale_v = memory.zeros(DType::f32, {3, 4, 2});
   const std::vector<std::int32_t> starts{0, 3, 5};
-  const std::vector<std::int64_t> lengths{6, 1}, table{2, 1, 0, -1};
+  const std::vector<std::int64_t> lengths{6, 1}, table{2, 1, 0, -1}, used{3, 1};
   const AppendInputs inputs{.q = q,
                             .k = k,
                             .v = v,
                             .cu_seqlens = tensor(starts.data(), {3}),
+                            .seqused = tensor(used.data(), {2}),
                             .cache_seqlens = tensor(lengths.data(), {2}),
                             .page_table = tensor(table.data(), {2, 2}),
                             .inv_freq = frequencies,
@@ -313,6 +314,7 @@ TEST(CCalls, AppendKv) {
   in.k = as.of(inputs.k);
   in.v = as.of(inputs.v);
   in.cu_seqlens = as.of(inputs.cu_seqlens);
+  in.seqused = as.of(inputs.seqused);
   in.cache_seqlens = as.of(inputs.cache_seqlens);
   in.page_table = as.of(inputs.page_table);
   in.inv_freq = as.of(inputs.inv_freq);

@@ -256,6 +256,8 @@ TEST_F(CRefusals, Caches) {
   spoilt(rows.k, nullptr, {"q, k and v are not given"});
   spoilt(caches.k, nullptr, {"k of the outputs"});
   spoilt(length, 3, {"position of new row 1", "is 4"});
+  std::int64_t used = 3;
+  spoilt(rows.seqused, as.of(tensor(&used, {1})), {"seqused[0] is 3", "0 to 2"});
   EXPECT_EQ(attn_append_kv(&rows, &caches, &of_rows, nullptr), ATTN_OK) << attn_last_error();
 }
 

@@ -79,13 +79,17 @@ class AppendCase {
     return to_string(in.q) + ' ' + to_string(in.k) + ' ' + to_string(in.v) + " to " +
            to_string(out.k) + ' ' + to_string(out.v) + " types " +
            std::string(name(problem.type_k)) + ' ' + std::string(name(problem.type_v)) +
-           (problem.ring ? " ring" : "") + (paged ? " paged" : "") + (problem.norm ? " norm" : "") +
-           ' ' + std::string(name(problem.rope_pairs)) + ' ' + to_string(in.inv_freq) + ' ' +
+           (problem.ring ? " ring" : "") + (in.seqused.given() ? " seqused" : "") +
+           (paged ? " paged" : "") + (problem.norm ? " norm" : "") + ' ' +
+           std::string(name(problem.rope_pairs)) + ' ' + to_string(in.inv_freq) + ' ' +
            to_string(in.cos) + (problem.hadamard ? " hadamard" : "") +
            (problem.hadamard_v ? " hadamard_v" : "");
   }
 
  private:
+  // A position or page of no row that is written.
+  static constexpr std::int32_t kNeverRead = 1 << 30;
+
   std::int64_t below(std::int64_t count) {
     return std::uniform_int_distribution<std::int64_t>(0, count - 1)(random_);
   }
@@ -136,9 +140,9 @@ class AppendCase {
 
   std::mt19937_64 random_;
   std::int64_t batch_ = 0, seqlen_ = 0, total_ = 0, blocks_ = 0, block_rows_ = 0, width_ = 0;
-  std::vector<std::int64_t> lengths_;
-  Owned cu_seqlens_, cache_seqlens_, positions_, rope_positions_, table_, inv_freq_, cos_, sin_,
-      weight_q_, weight_k_, given_k_, given_v_;
+  std::vector<std::int64_t> lengths_, used_;  // rows of a sequence with padding, and without
+  Owned cu_seqlens_, seqused_, cache_seqlens_, positions_, rope_positions_, table_, inv_freq_, cos_,
+      sin_, weight_q_, weight_k_, given_k_, given_v_;
 };
 
 inline void AppendCase::draw_sequences() {
@@ -155,6 +159,15 @@ inline void AppendCase::draw_sequences() {
     cu_seqlens_ = integers(starts, {batch_ + 1});
     in.cu_seqlens = cu_seqlens_.view;
   }
+  used_ = lengths_;
+  if (!chance(40)) return;
+  std::vector<std::int32_t> counts;
+  for (std::int64_t& used : used_) {
+    used = below(used + 1);
+    counts.push_back(static_cast<std::int32_t>(used));
+  }
+  seqused_ = integers(counts, {batch_});
+  in.seqused = seqused_.view;
 }
 
 // Positions, the table of pages, and what has to come out of them.
@@ -177,11 +190,11 @@ inline void AppendCase::draw_places() {
   }
   const bool follow = chance(60);
   std::vector<std::int32_t> starts, of_rows;
-  std::vector<bool> used(static_cast<std::size_t>(batch_ * width_), false);
+  std::vector<bool> named(static_cast<std::size_t>(batch_ * width_), false);
   for (std::int64_t b = 0, row = 0; b < batch_; ++b) {
     const std::int64_t length = lengths_[static_cast<std::size_t>(b)];
-    const std::int64_t start =
-        problem.ring ? below(3 * capacity + 1) : below(capacity - length + 1);
+    const std::int64_t used = used_[static_cast<std::size_t>(b)];
+    const std::int64_t start = problem.ring ? below(3 * capacity + 1) : below(capacity - used + 1);
     starts.push_back(static_cast<std::int32_t>(start));
     // Or a few of the positions from there on, in any order.
     std::vector<std::int64_t> order;
@@ -193,6 +206,10 @@ inline void AppendCase::draw_places() {
     for (std::int64_t i = 0; i < length; ++i, ++row) {
       ExpectedRow r{.sequence = b, .index = i, .row = row};
       std::int64_t position = start + i;
+      if (i >= used) {
+        of_rows.push_back(kNeverRead);
+        continue;
+      }
       if (!follow) {
         const bool none = i >= std::ssize(order) || chance(15);
         position = none ? -1 - below(3) : order[static_cast<std::size_t>(i)];
@@ -200,12 +217,12 @@ inline void AppendCase::draw_places() {
         if (none) continue;
       }
       r.rope_position = position;
-      const bool stays = !(follow && problem.ring) || i >= length - capacity;
+      const bool stays = !(follow && problem.ring) || i >= used - capacity;
       if (stays) {
         const std::int64_t place = position % capacity, page = place / block_rows_;
         r.in_block = place % block_rows_;
         r.block = paged ? pages[static_cast<std::size_t>(b * width_ + page)] : b;
-        used[static_cast<std::size_t>(b * width_ + page)] = true;
+        named[static_cast<std::size_t>(b * width_ + page)] = true;
       }
       expected.push_back(r);
     }
@@ -219,8 +236,8 @@ inline void AppendCase::draw_places() {
     in.positions = positions_.view;
   }
   if (paged) {
-    for (std::size_t i = 0; i < used.size(); ++i) {  // pages without a new row may be anything
-      if (!used[i] && chance(50)) pages[i] = chance(50) ? -1 : 1 << 30;
+    for (std::size_t i = 0; i < named.size(); ++i) {  // pages without a new row may be anything
+      if (!named[i] && chance(50)) pages[i] = chance(50) ? -1 : kNeverRead;
     }
     table_ = integers(pages, {batch_, width_});
     in.page_table = table_.view;
@@ -236,15 +253,15 @@ inline void AppendCase::draw_rope() {
   const std::int64_t pairs = chance(50) ? most : 1 + below(most);
   if (chance(40)) {
     std::vector<std::int32_t> positions(
-        static_cast<std::size_t>(packed ? total_ : batch_ * seqlen_));
-    for (std::int32_t& p : positions) p = static_cast<std::int32_t>(below(200));
+        static_cast<std::size_t>(packed ? total_ : batch_ * seqlen_), kNeverRead);
+    for (ExpectedRow& r : expected) {
+      r.rope_position = below(200);
+      positions[static_cast<std::size_t>(packed ? r.row : r.sequence * seqlen_ + r.index)] =
+          static_cast<std::int32_t>(r.rope_position);
+    }
     rope_positions_ =
         packed ? integers(positions, {total_}) : integers(positions, {batch_, seqlen_});
     in.rope_positions = rope_positions_.view;
-    for (ExpectedRow& r : expected) {
-      r.rope_position =
-          positions[static_cast<std::size_t>(packed ? r.row : r.sequence * seqlen_ + r.index)];
-    }
   }
   if (chance(50)) {
     inv_freq_ = Owned(DType::f32, {pairs});

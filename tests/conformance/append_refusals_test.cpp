@@ -167,6 +167,19 @@ const Refusal kRefusals[] = {
      "positions is given but cache_seqlens is given"},
     {"ShapeOfLengths", [](Call& c) { c.in.cache_seqlens.shape[0] = 1; }, "cache_seqlens is i32[1]"},
     {"NegativeLength", [](Call& c) { c.lengths[1] = -4; }, "cache_seqlens[1] is -4"},
+    {"MoreRowsThanThereAre",
+     [](Call& c) {
+       c.positions = {3, 4};
+       c.in.seqused = tensor(c.positions.data(), {2});
+     },
+     "seqused[1] is 4; accepted are 0 to 3, the new rows of the sequence"},
+    {"FewerRowsThanNone",
+     [](Call& c) {
+       c.in.seqused = c.integers({3, 3}, {2}, 0, -1);
+     },
+     "seqused[0] is -1"},
+    {"ShapeOfRows", [](Call& c) { c.in.seqused = tensor(c.positions.data(), {6}); },
+     "seqused is i32[6]"},
     {"RopePositionsWithoutRope",
      [](Call& c) {
        c.in.cos = c.in.sin = {};
@@ -203,6 +216,11 @@ const Refusal kRefusals[] = {
        c.in.cache_seqlens = c.integers({2, 4}, {2}, 0, INT64_MAX);
      },
      "cache_seqlens[0] is 9223372036854775807; accepted are 0 to 2^62"},
+    {"WideRows",
+     [](Call& c) {
+       c.in.seqused = c.integers({3, 3}, {2}, 1, kHigh + 3);
+     },
+     "seqused[1] is 4294967299"},
     {"WidePosition",
      [](Call& c) {
        c.in.cache_seqlens = {};

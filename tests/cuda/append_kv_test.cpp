@@ -6,6 +6,7 @@
 #include <list>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "conformance/append_judge.hpp"
@@ -51,9 +52,9 @@ class Copies {
 
 void run_on_gpu(const AppendProblem& problem, AppendInputs in, AppendOutputs out) {
   Copies read, written;
-  for (Tensor* t : {&in.q, &in.k, &in.v, &in.cu_seqlens, &in.cache_seqlens, &in.positions,
-                    &in.rope_positions, &in.page_table, &in.inv_freq, &in.cos, &in.sin,
-                    &in.norm_weight_q, &in.norm_weight_k, &in.scale_k, &in.scale_v}) {
+  for (Tensor* t : {&in.q, &in.k, &in.v, &in.cu_seqlens, &in.seqused, &in.cache_seqlens,
+                    &in.positions, &in.rope_positions, &in.page_table, &in.inv_freq, &in.cos,
+                    &in.sin, &in.norm_weight_q, &in.norm_weight_k, &in.scale_k, &in.scale_v}) {
     read.add(*t);
   }
   for (Tensor* t : {&out.q, &out.k, &out.v, &out.scale_k, &out.scale_v}) written.add(*t);
@@ -147,6 +148,15 @@ TEST(CudaAppendKv, NumbersPast32BitsAreNoPlaces) {
   EXPECT_EQ(rows_written({.ring = true}, {.positions = at}), (Rows{0, 4, 5, 8}));
   for (const std::int64_t keys : {kHigh, INT64_MAX, INT64_MIN}) {
     EXPECT_EQ(rows_written({}, {.cache_seqlens = tensor(&keys, {1})}), Rows{}) << keys;
+  }
+  // seqused counts no more rows than there are, and no fewer than none.
+  const std::int64_t start = 3;
+  for (const auto& [used, rows] :
+       {std::pair<std::int64_t, Rows>{2, {3, 4}}, {kHigh + 1, {3, 4, 5, 6}}, {-kHigh + 1, {}}}) {
+    EXPECT_EQ(
+        rows_written({}, {.seqused = tensor(&used, {1}), .cache_seqlens = tensor(&start, {1})}),
+        rows)
+        << used;
   }
 }
 

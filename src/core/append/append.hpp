@@ -53,7 +53,7 @@ AppendCall check_append(const AppendProblem& problem, const AppendInputs& inputs
                         const AppendOutputs& outputs);
 
 // All tensors of a call, which must outlive these; Q comes last.
-std::array<NamedTensor, 15> named(const AppendInputs& inputs);
+std::array<NamedTensor, 16> named(const AppendInputs& inputs);
 std::array<NamedTensor, 5> named(const AppendOutputs& outputs);
 
 // A new row that is written: where it comes from, where it goes and how far it is rotated.
@@ -65,7 +65,8 @@ struct AppendRow {
 inline constexpr std::int64_t kNoPlace = -1;
 
 // The rows of a call whose tensors are in memory of the CPU, in the order of the new rows. Throws
-// Error(invalid_argument) for a row without a place, past cos and sin, or with another's place.
+// Error(invalid_argument) for more rows than a sequence has, and for a row without a place, past
+// cos and sin, or with another's place.
 std::vector<AppendRow> append_rows(const AppendCall& call);
 
 // Rows of a tensor [blocks, rows of a block, heads, ...] or packed [rows, heads, ...]. Strides are

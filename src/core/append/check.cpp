@@ -237,6 +237,7 @@ void check_rope(const ArgumentCheck& check, AppendCall& call, AppendPart* q, App
 void check_positions(const ArgumentCheck& check, const AppendCall& call) {
   const AppendInputs& in = call.inputs;
   const Shape of_rows = call.packed ? Shape{call.rows} : Shape{call.batch, call.seqlen};
+  if (in.seqused.given()) check.integers("seqused", in.seqused, {call.batch});
   if (in.cache_seqlens.given()) {
     check.not_given("positions", in.positions, "cache_seqlens is given");
     check.integers("cache_seqlens", in.cache_seqlens, {call.batch});
@@ -267,10 +268,11 @@ void check_overlap(const ArgumentCheck& check, const AppendCall& call, const App
 
 }  // namespace
 
-std::array<NamedTensor, 15> named(const AppendInputs& in) {
+std::array<NamedTensor, 16> named(const AppendInputs& in) {
   return {{{"k", in.k},
            {"v", in.v},
            {"cu_seqlens", in.cu_seqlens},
+           {"seqused", in.seqused},
            {"cache_seqlens", in.cache_seqlens},
            {"positions", in.positions},
            {"rope_positions", in.rope_positions},

@@ -22,9 +22,10 @@ class Places {
  public:
   explicit Places(const AppendCall& call) : call_(call) {}
 
-  // Appends the rows [first, last) of one sequence that are written.
-  void add_sequence(std::int64_t sequence, std::int64_t first, std::int64_t last,
+  // Appends those of the rows [first, end) of one sequence that are written.
+  void add_sequence(std::int64_t sequence, std::int64_t first, std::int64_t end,
                     std::vector<AppendRow>& rows) const {
+    const std::int64_t last = first + used(sequence, end - first);
     const AppendInputs& in = call_.inputs;
     const bool follow = in.cache_seqlens.given();
     const std::int64_t start = follow ? cached_keys(sequence) : 0;
@@ -48,6 +49,19 @@ class Places {
   }
 
  private:
+  // New rows of a sequence that has `rows` of them with its padding.
+  std::int64_t used(std::int64_t sequence, std::int64_t rows) const {
+    const Tensor& counts = call_.inputs.seqused;
+    if (!counts.given()) return rows;
+    const std::int64_t count = integer_at(counts, sequence * counts.strides[0]);
+    if (count < 0 || count > rows) {
+      check_.refuse(
+          fmt::format("seqused[{}] is {}; accepted are 0 to {}, the new rows of the sequence",
+                      sequence, count, rows));
+    }
+    return count;
+  }
+
   std::int64_t cached_keys(std::int64_t sequence) const {
     const Tensor& lengths = call_.inputs.cache_seqlens;
     const std::int64_t keys = integer_at(lengths, sequence * lengths.strides[0]);

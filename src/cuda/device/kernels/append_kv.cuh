@@ -35,6 +35,7 @@ ATTN_DEVICE long long position_in(const AppendParams& p, const Positions* positi
 template <unsigned kWide>
 ATTN_DEVICE AppendPlace append_place(const AppendParams& p, long long row) {
   const auto* const cu_seqlens = indices<(kWide & kAppendCuSeqlens) != 0>(p.cu_seqlens);
+  const auto* const seqused = indices<(kWide & kAppendSeqused) != 0>(p.seqused);
   const auto* const cache_seqlens = indices<(kWide & kAppendCacheSeqlens) != 0>(p.cache_seqlens);
   const auto* const positions = indices<(kWide & kAppendPositions) != 0>(p.positions);
   const auto* const rope_positions = indices<(kWide & kAppendRopePositions) != 0>(p.rope_positions);
@@ -54,6 +55,11 @@ ATTN_DEVICE AppendPlace append_place(const AppendParams& p, long long row) {
   } else {
     at.sequence = row / p.seqlen;
     at.in_sequence = row % p.seqlen;
+  }
+  if (p.seqused != nullptr) {
+    const long long used = seqused[at.sequence * p.seqused_stride];
+    length = used < length ? used : length;
+    if (at.in_sequence >= length) return at;
   }
   long long position = 0;
   if (p.cache_seqlens != nullptr) {

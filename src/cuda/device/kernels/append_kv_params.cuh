@@ -13,6 +13,7 @@ enum AppendWide : unsigned {
   kAppendPositions = 4,
   kAppendRopePositions = 8,
   kAppendPageTable = 16,
+  kAppendSeqused = 32,
 };
 // The most keys that a sequence may have had, so that rows can be added to them.
 inline constexpr long long kMostCachedKeys = 1LL << 62;
@@ -38,10 +39,11 @@ struct AppendParams {
   const void* positions;
   const void* rope_positions;
   const void* page_table;
+  const void* seqused;
   const float* inv_freq;
   const float* cos;
   const float* sin;
-  long long cache_seqlens_stride, positions_strides[2], rope_positions_strides[2];
+  long long seqused_stride, cache_seqlens_stride, positions_strides[2], rope_positions_strides[2];
   long long page_table_strides[2], cos_stride, sin_stride, table_rows;
   long long rows, seqlen;  // seqlen: of dense new rows
   long long blocks, block_rows, capacity;
