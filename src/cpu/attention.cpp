@@ -126,6 +126,12 @@ void Attention::describe_query_block(const core::Sequence& sequence, int head_k,
   std::fill_n(block.l, ops.rows, 0.0f);
 }
 
+void Attention::start_rows(QueryBlock& block) const {
+  std::fill_n(block.m, ops.rows, kMaximumStart);
+  std::fill_n(block.l, ops.rows, 0.0f);
+  std::fill_n(block.o_t, dim_v * ops.rows, 0.0f);
+}
+
 void Attention::load_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
                                  int count, QueryBlock& block) const {
   describe_query_block(sequence, head_k, row0, count, block);

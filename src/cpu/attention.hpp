@@ -126,6 +126,8 @@ class Attention {
   // Fills in batch_head too, and starts m and l.
   void describe_query_block(const core::Sequence& sequence, int head_k, std::int64_t row0,
                             int count, QueryBlock& block) const;
+  // Starts m, l and O of a block.
+  void start_rows(QueryBlock& block) const;
   // Packs Q^T of a described block into block.q_t.
   void pack_query_block(const core::Sequence& sequence, QueryBlock& block) const;
   // Describes the block and packs its Q^T.

@@ -1,7 +1,9 @@
 #include "cpu/nonfinite.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/cached_rows.hpp"
 
@@ -14,6 +16,19 @@ float operand_element(const Attention& a, const void* x, int step, int row) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
+}
+
+bool has_finite_output(const Attention& a, const QueryBlock& q) {
+  const auto* const o = reinterpret_cast<const std::byte*>(q.o_t);
+  return a.ops.nonfinite_rows(&o, 1, a.dim_v * a.ops.rows, CacheType::f32) == 0;
+}
+
+bool has_infinite_score(const Attention& a, const QueryBlock& q, const KeyBlock& block,
+                        const TileScratch& t) {
+  const ScoreTile scores{q.q_t, t.s, nullptr};
+  a.ops.scores(&scores, 1, block.k, block.keys, a.dim);
+  return std::count(t.s, t.s + block.keys * a.ops.rows, -std::numeric_limits<float>::infinity()) >
+         0;
 }
 
 std::uint64_t nonfinite_values(const Attention& a, const core::Sequence& sequence, int head_k,
@@ -29,8 +44,7 @@ std::uint64_t nonfinite_values(const Attention& a, const core::Sequence& sequenc
 }
 
 std::uint64_t values_to_set_apart(const Attention& a, const core::Sequence& sequence, int head_k,
-                                  expr::Coverage coverage, const KeyBlock& block) {
-  if (!may_hide(a, coverage)) return 0;
+                                  const KeyBlock& block) {
   // The packed block is contiguous and about to be read; rows may be anywhere. The tables of bf16
   // operands pack whole numbers of 32 keys alike.
   const bool f32 = a.ops.operand == DType::f32;
@@ -51,8 +65,8 @@ void pack_values_without(const Attention& a, const core::Sequence& sequence, int
 }
 
 std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
-                               expr::Coverage coverage, void* memory, KeyBlock& block) {
-  const std::uint64_t apart = values_to_set_apart(a, sequence, head_k, coverage, block);
+                               void* memory, KeyBlock& block) {
+  const std::uint64_t apart = values_to_set_apart(a, sequence, head_k, block);
   if (apart != 0) pack_values_without(a, sequence, head_k, apart, memory, block);
   return apart;
 }

@@ -4,6 +4,11 @@
 // what those rows add is added apart, where their weight is not 0. Example: keys 4 and 5 of a block
 // hold NaN and a causal mask hides them from row 3. The block is packed with both as zeros, and
 // then rows 5, 6, ... get P * NaN added, row 3 nothing.
+//
+// Where there is neither mask nor score expression, P is 0 where q.k is -inf, as of an infinite
+// element of K. Forward, nobody looks for that ahead: a NaN or an infinity of V that such a P met
+// is in O, so Q blocks whose O is not finite run once more, and then tiles with a score of -inf are
+// among those above. Backward looks at Q, K and dO always, each of which it reads once or so.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +21,12 @@ namespace attn::cpu {
 inline bool may_hide(const Attention& a, expr::Coverage coverage) {
   return coverage == expr::Coverage::mixed || a.has_score();
 }
+
+// Whether O^T of the block holds no infinity and no NaN.
+bool has_finite_output(const Attention& a, const QueryBlock& q);
+// Whether q.k of some row of the block and some key is -inf. Overwrites t.s.
+bool has_infinite_score(const Attention& a, const QueryBlock& q, const KeyBlock& block,
+                        const TileScratch& t);
 
 // Bit j: V of key first + j holds an infinity or a NaN, or its scale is one. count <= kBlockK.
 std::uint64_t nonfinite_values(const Attention& a, const core::Sequence& sequence, int head_k,
@@ -31,15 +42,15 @@ void for_each_bit(std::uint64_t bits, int count, const Visit& visit) {
   }
 }
 
-// Bit j: row j of the block's V is not finite, and `coverage` may hide keys of the block from rows.
+// Bit j: row j of the block's V is not finite.
 std::uint64_t values_to_set_apart(const Attention& a, const core::Sequence& sequence, int head_k,
-                                  expr::Coverage coverage, const KeyBlock& block);
+                                  const KeyBlock& block);
 // Packs V into `memory` without the rows of these bits, which becomes block.v.
 void pack_values_without(const Attention& a, const core::Sequence& sequence, int head_k,
                          std::uint64_t apart, void* memory, KeyBlock& block);
-// Both, for tiles of one coverage: returns the bits.
+// Both: returns the bits.
 std::uint64_t set_apart_values(const Attention& a, const core::Sequence& sequence, int head_k,
-                               expr::Coverage coverage, void* memory, KeyBlock& block);
+                               void* memory, KeyBlock& block);
 // What the values set apart add to the O^T of a tile: o_t[d][row] += p[key][row] v[key][d] where p
 // is not 0. p of the first `keys` keys, in the operand type of a.ops.
 void add_values_apart(const Attention& a, const core::Sequence& sequence, int head_k, int key0,

@@ -214,13 +214,11 @@ void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& blo
   }
   a_.ops.pack_q(d_o, count, a_.dim_v, core::cache_type(a_.problem.dtype), nullptr, 1.0f,
                 block.do_t);
-  block.q_apart = block.do_apart = 0;
-  if (may_hide()) {  // Q and dO are of the type of K and V
-    block.q_apart = a_.ops.nonfinite_rows(q, count, a_.dim, a_.type_k);
-    block.do_apart = a_.ops.nonfinite_rows(d_o, count, a_.dim_v, a_.type_v);
-    for_each_bit(block.q_apart, count, [&](int r) { q[r] = nullptr; });
-    for_each_bit(block.do_apart, count, [&](int r) { d_o[r] = nullptr; });
-  }
+  // Q and dO are of the type of K and V.
+  block.q_apart = a_.ops.nonfinite_rows(q, count, a_.dim, a_.type_k);
+  block.do_apart = a_.ops.nonfinite_rows(d_o, count, a_.dim_v, a_.type_v);
+  for_each_bit(block.q_apart, count, [&](int r) { q[r] = nullptr; });
+  for_each_bit(block.do_apart, count, [&](int r) { d_o[r] = nullptr; });
   a_.ops.pack_rows(q, count, a_.dim, a_.problem.dtype, block.q_rows);
   a_.ops.pack_rows(d_o, count, a_.dim_v, a_.problem.dtype, block.do_rows);
   block.lse = lse(first_block(pair) + i);
@@ -332,7 +330,7 @@ void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int 
   const CacheType type = a_.type_k;  // backward has one type of all
   block.key0 = key0;
   block.keys = keys;
-  block.k_apart = may_hide() ? a_.ops.nonfinite_rows(k, keys, a_.dim, type) : 0;
+  block.k_apart = a_.ops.nonfinite_rows(k, keys, a_.dim, type);
   for_each_bit(block.k_apart, keys, [&](int j) { k[j] = nullptr; });
   a_.ops.pack_k(k, keys, a_.dim, type, nullptr, block.k);
   if (k_pairs != nullptr) a_.ops.pack_v(k, keys, a_.dim, type, nullptr, k_pairs);

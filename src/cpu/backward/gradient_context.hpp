@@ -100,8 +100,6 @@ class GradientContext {
                         double* sum) const;
   // t->tile.s <- exp(s - LSE); t->raw as in tile_value_gradients.
   void exponentials(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
-  // Whether P may be 0 where K, Q or dO is used.
-  bool may_hide() const { return a_.has_mask() || a_.has_score(); }
   const std::byte* key_row(const GradientTile& tile, int key) const;
   // Whether nothing needs P and dS in f32, or their whole tile at once.
   bool in_strips(const GradientTile& tile, const KeyBlock& keys) const;

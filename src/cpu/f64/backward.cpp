@@ -113,7 +113,7 @@ class Backward {
     for (int i = 0; i < blocks; ++i) {
       ChunkBlock& block = s.blocks[i];
       g_.tiles().load_keys(sequence, head_k, first + i * kBlockK,
-                           std::min(kBlockK, keys - i * kBlockK), g_.may_hide(), block.keys);
+                           std::min(kBlockK, keys - i * kBlockK), true, block.keys);
       std::fill_n(block.dk, kBlockK * ld_, 0.0);
       std::fill_n(block.dv, kBlockK * ld_v_, 0.0);
     }
@@ -143,7 +143,6 @@ class Backward {
     const GradientRows& rows = *s.rows;
     const Keys& keys = block.keys;
     const Tiles& tiles = g_.tiles();
-    const bool hides = tiles.may_hide(coverage);
     g_.value_gradients(rows, keys, coverage, s.tile);
     g_.through_score(rows, keys, s.tile);
     const auto add_rows = [&](const double* weight, const double* x, double* sum, int dim) {
@@ -159,7 +158,7 @@ class Backward {
                               .columns = whole_lines(dim),
                               .depth = rows.rows.count,
                               .keep = kOnes.data(),
-                              .careful = hides && !rows.finite});
+                              .careful = !rows.finite});
     };
     if (gradients_.dv.given()) add_rows(s.tile.s, rows.d_o, block.dv, a_.dim_v);
     if (gradients_.dk.given()) add_rows(s.tile.ds, rows.q, block.dk, a_.dim);
@@ -175,7 +174,7 @@ class Backward {
                             .columns = whole_lines(a_.dim),
                             .depth = keys.keys,
                             .keep = kOnes.data(),
-                            .careful = hides && !keys.finite});
+                            .careful = !keys.finite});
   }
 
   void store_keys(const Tensor& tensor, const core::Sequence& sequence, int head_k,

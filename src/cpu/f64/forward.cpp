@@ -27,11 +27,23 @@ struct Block {
   double m[kRows], l[kRows];
 };
 
+// Whether s[row][0, keys) of `rows` rows holds a -inf.
+bool has_infinite_score(const double* s, int rows, int keys) {
+  bool found = false;
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < keys; ++j) {
+      found |= s[r * kTileLd + j] == -std::numeric_limits<double>::infinity();
+    }
+  }
+  return found;
+}
+
 struct Scratch {
   int dim = 0, dim_v = 0;
   Tile tile;
   Block* blocks = nullptr;  // [kMaxBlocksPerTask]
   Keys keys;
+  bool again = false;  // O was not finite (cpu/nonfinite.hpp)
 
   void carve(Carver& c) {
     tile.carve(c);
@@ -75,16 +87,29 @@ class Forward {
                       static_cast<int>(std::min<std::int64_t>(kRows, task.rows - first)),
                       block.rows);
       Tiles::load_rows(sequence.q, block.rows, a_.dim, block.q);
-      std::fill_n(block.o, kRows * leading_dim_f64(a_.dim_v), 0.0);
-      std::fill_n(block.m, kRows, kStart);
-      std::fill_n(block.l, kRows, 0.0);
+    }
+    s.again = false;
+    attend(sequence, head_k, task, blocks, s);
+    s.again = !a_.has_score() && !std::all_of(s.blocks, s.blocks + blocks, [&](const Block& block) {
+      return all_finite(block.o, block.rows.count, a_.dim_v);
+    });
+    if (s.again) attend(sequence, head_k, task, blocks, s);
+    for (int i = 0; i < blocks; ++i) store(sequence, s.blocks[i]);
+  }
+
+  // m, l and O of the blocks.
+  void attend(const core::Sequence& sequence, int head_k, const RowTask& task, int blocks,
+              Scratch& s) const {
+    for (int i = 0; i < blocks; ++i) {
+      std::fill_n(s.blocks[i].o, kRows * leading_dim_f64(a_.dim_v), 0.0);
+      std::fill_n(s.blocks[i].m, kRows, kStart);
+      std::fill_n(s.blocks[i].l, kRows, 0.0);
     }
     if (a_.problem.key_list > 0) {
       add_listed(sequence, head_k, task.row0 / a_.group, blocks, s);
     } else {
       add_visible(sequence, head_k, task, blocks, s);
     }
-    for (int i = 0; i < blocks; ++i) store(sequence, s.blocks[i]);
   }
 
   // The keys of the list of a query, whose rows the blocks hold.
@@ -96,26 +121,26 @@ class Forward {
       if (!keys.any) continue;
       const expr::Coverage coverage =
           keys.all && !a_.has_mask() ? expr::Coverage::full : expr::Coverage::mixed;
-      constexpr bool kMayHide = true;  // a key whose score is -inf, as K may give it
-      tiles_.load_keys(sequence, head_k, keys, kMayHide, s.keys);
+      tiles_.load_keys(sequence, head_k, keys, s.again || tiles_.may_hide(coverage), s.keys);
       for (int i = 0; i < blocks; ++i) add(s.blocks[i], coverage, s);
     }
   }
 
   void add_visible(const core::Sequence& sequence, int head_k, const RowTask& task, int blocks,
                    Scratch& s) const {
-    for_visible_blocks(
-        a_, a_.tile(sequence, head_k, task.row0, task.rows), 0, sequence.length_k,
-        [&](int key0, int keys, expr::Coverage coverage) {
-          tiles_.load_keys(sequence, head_k, key0, keys, tiles_.may_hide(coverage), s.keys);
-          for (int i = 0; i < blocks; ++i) {
-            Block& block = s.blocks[i];
-            const expr::Coverage of_block = coverage == expr::Coverage::full
-                                                ? coverage
-                                                : a_.coverage(block.rows.tile, key0, keys);
-            if (of_block != expr::Coverage::empty) add(block, of_block, s);
-          }
-        });
+    for_visible_blocks(a_, a_.tile(sequence, head_k, task.row0, task.rows), 0, sequence.length_k,
+                       [&](int key0, int keys, expr::Coverage coverage) {
+                         tiles_.load_keys(sequence, head_k, key0, keys,
+                                          s.again || tiles_.may_hide(coverage), s.keys);
+                         for (int i = 0; i < blocks; ++i) {
+                           Block& block = s.blocks[i];
+                           const expr::Coverage of_block =
+                               coverage == expr::Coverage::full
+                                   ? coverage
+                                   : a_.coverage(block.rows.tile, key0, keys);
+                           if (of_block != expr::Coverage::empty) add(block, of_block, s);
+                         }
+                       });
   }
 
   // O <- alpha O + P V over the keys of s.
@@ -123,13 +148,15 @@ class Forward {
     const QueryRows& q = block.rows;
     double alpha[kRows];
     tiles_.scores(q, block.q, s.keys, coverage, s.tile);
+    const bool careful =
+        !s.keys.finite && (tiles_.may_hide(coverage) ||
+                           (s.again && has_infinite_score(s.tile.s, q.count, s.keys.keys)));
     tiles_.verbs().softmax(s.tile.s, q.count, whole_lines(s.keys.keys), block.m, block.l, alpha);
     if (a_.has_dropout()) {
       tiles_.draw_dropout(q, s.keys, s.tile);
       Tiles::drop(q, s.keys, s.tile, 1, s.tile.s);
     }
     const int ld = leading_dim_f64(a_.dim_v);
-    const bool careful = !s.keys.finite && tiles_.may_hide(coverage);
     if (s.keys.in_place) {
       for (int r = 0; r < q.count; ++r) {
         tiles_.verbs().add_weighted(s.tile.s + r * kTileLd, s.keys.v_row, s.keys.keys, a_.dim_v,

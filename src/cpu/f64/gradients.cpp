@@ -96,8 +96,8 @@ void GradientTiles::weigh_far_rows(const Workers& workers) {
       load(pair, row0, *s.rows);
       double sum[kRows] = {};
       for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
-        tiles_.load_keys(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0),
-                         may_hide(), *s.keys);
+        tiles_.load_keys(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), false,
+                         *s.keys);
         tiles_.scores(s.rows->rows, s.rows->q, *s.keys, coverage, s.tile);
         tiles_.verbs().probabilities(s.tile.s, count, whole_lines(s.keys->keys), of_block);
         for (int r = 0; r < count; ++r) {
@@ -129,8 +129,7 @@ void GradientTiles::load(std::int64_t pair, std::int64_t row0, GradientRows& blo
   const core::Rows grad = core::rows_like_q(a_.problem, a_.inputs, d_outputs_.o, sequence.batch);
   Tiles::load_rows(sequence.q, block.rows, a_.dim, block.q);
   Tiles::load_rows(grad, block.rows, a_.dim_v, block.d_o);
-  block.finite =
-      !may_hide() || (all_finite(block.q, count, a_.dim) && all_finite(block.d_o, count, a_.dim_v));
+  block.finite = all_finite(block.q, count, a_.dim) && all_finite(block.d_o, count, a_.dim_v);
   block.lse = lse(pair) + row0;
   block.delta = delta(pair) + row0;
   block.weight = weight_ == nullptr ? nullptr : weight(pair) + row0;

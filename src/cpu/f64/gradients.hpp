@@ -55,7 +55,6 @@ class GradientTiles {
                        const Tile& t) const;
   // t.ds <- its product with the derivative of the score expression.
   void through_score(const GradientRows& block, const Keys& keys, const Tile& t) const;
-  bool may_hide() const { return a_.has_mask() || a_.has_score(); }
 
  private:
   void weigh_far_rows(const Workers& workers);

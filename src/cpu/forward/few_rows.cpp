@@ -61,13 +61,13 @@ void modify(const Attention& a, int key0, int keys, expr::Coverage coverage, Hea
   for (int j = 0; j < keys; ++j) std::copy_n(t.s + j * a.ops.rows, stride, state.s + j * stride);
 }
 
-// Scores of a block to P, with m, l and alpha.
-void soften(const Attention& a, int key0, int keys, expr::Coverage coverage, HeadState& state,
-            TileScratch& t) {
+// Scores of a block to P, with m, l and alpha. again: O was not finite (nonfinite.hpp).
+void soften(const Attention& a, int key0, int keys, expr::Coverage coverage, bool again,
+            HeadState& state, TileScratch& t) {
   QueryBlock& block = state.block;
   if (may_hide(a, coverage)) modify(a, key0, keys, coverage, state, t);
   state.hides_keys = coverage == expr::Coverage::mixed ||
-                     (a.has_score() && hides_keys(state.s, keys, block.count));
+                     ((a.has_score() || again) && hides_keys(state.s, keys, block.count));
   a.ops.decode_softmax(state.s, block.count, keys, a.c(), a.keep(block, key0, keys, t), block.m,
                        block.l, state.alpha);
 }
@@ -154,6 +154,55 @@ class BlockRows {
   const std::byte* row_[kBlockK + kMostAhead];
 };
 
+bool has_finite_output(const Attention& a, const HeadState& state) {
+  const std::byte* row[kMaxDecodeRows];
+  for (int r = 0; r < state.block.count; ++r) {
+    row[r] = reinterpret_cast<const std::byte*>(state.o + r * leading_dim(a.dim_v));
+  }
+  return a.ops.nonfinite_rows(row, state.block.count, a.dim_v, CacheType::f32) == 0;
+}
+
+void attend_keys(const Attention& a, const core::Sequence& sequence, int head_first, int heads,
+                 const KeyRange& range, bool again, FewRowsScratch& s) {
+  // The alpha of all keys of a block but the first ones, whose own alpha rescales the sums so far.
+  constexpr float kOnes[kMaxDecodeRows] = {1, 1, 1, 1, 1, 1, 1, 1};
+  TileScratch& t = s.tile;
+  for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
+  std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
+  expr::Tile rows = s.head[0].block.tile;
+  rows.head_max = s.head[heads - 1].block.tile.head_max;
+
+  for_visible_blocks(
+      a, rows, range.begin, range.end, [&](int key0, int keys, expr::Coverage coverage) {
+        const core::Rows& k = sequence.k;
+        const core::Rows& v = sequence.v;
+        const BlockRows k_rows(k, head_first, key0, keys, v, key0, range.end);
+        k_rows.visit(
+            heads, core::row_bytes(a.type_k, a.dim),
+            [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
+              const HeadState& state = s.head[h];
+              const int count = state.block.count;
+              a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, a.type_k,
+                                  state.s + key * decode_row_stride(count));
+            });
+        for (int h = 0; h < heads; ++h) {
+          const int head = head_first + h;
+          HeadState& state = s.head[h];
+          scale_scores(a, a.inputs.scale_k, sequence, head, key0, keys, false, state);
+          soften(a, key0, keys, coverage, again, state, t);
+          scale_scores(a, a.inputs.scale_v, sequence, head, key0, keys, state.hides_keys, state);
+        }
+        const BlockRows v_rows(v, head_first, key0, keys, k, key0 + keys, range.end);
+        v_rows.visit(
+            heads, core::row_bytes(a.type_v, a.dim_v),
+            [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
+              HeadState& state = s.head[h];
+              accumulate(a, row, ahead, n, state.s + key * decode_row_stride(state.block.count),
+                         key == 0 ? state.alpha : kOnes, state);
+            });
+      });
+}
+
 }  // namespace
 
 void FewRowsScratch::carve(Carver& c) {
@@ -199,43 +248,10 @@ FewRowsScratch few_rows_scratch(const Attention& a) {
 
 void attend_few_rows(const Attention& a, const core::Sequence& sequence, int head_first, int heads,
                      const KeyRange& range, FewRowsScratch& s) {
-  // The alpha of all keys of a block but the first ones, whose own alpha rescales the sums so far.
-  constexpr float kOnes[kMaxDecodeRows] = {1, 1, 1, 1, 1, 1, 1, 1};
-  TileScratch& t = s.tile;
-  for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
-  std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
-  expr::Tile rows = s.head[0].block.tile;
-  rows.head_max = s.head[heads - 1].block.tile.head_max;
-
-  for_visible_blocks(
-      a, rows, range.begin, range.end, [&](int key0, int keys, expr::Coverage coverage) {
-        const core::Rows& k = sequence.k;
-        const core::Rows& v = sequence.v;
-        const BlockRows k_rows(k, head_first, key0, keys, v, key0, range.end);
-        k_rows.visit(
-            heads, core::row_bytes(a.type_k, a.dim),
-            [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
-              const HeadState& state = s.head[h];
-              const int count = state.block.count;
-              a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, a.type_k,
-                                  state.s + key * decode_row_stride(count));
-            });
-        for (int h = 0; h < heads; ++h) {
-          const int head = head_first + h;
-          HeadState& state = s.head[h];
-          scale_scores(a, a.inputs.scale_k, sequence, head, key0, keys, false, state);
-          soften(a, key0, keys, coverage, state, t);
-          scale_scores(a, a.inputs.scale_v, sequence, head, key0, keys, state.hides_keys, state);
-        }
-        const BlockRows v_rows(v, head_first, key0, keys, k, key0 + keys, range.end);
-        v_rows.visit(
-            heads, core::row_bytes(a.type_v, a.dim_v),
-            [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
-              HeadState& state = s.head[h];
-              accumulate(a, row, ahead, n, state.s + key * decode_row_stride(state.block.count),
-                         key == 0 ? state.alpha : kOnes, state);
-            });
-      });
+  attend_keys(a, sequence, head_first, heads, range, false, s);
+  const bool finite = std::all_of(
+      s.head, s.head + heads, [&](const HeadState& state) { return has_finite_output(a, state); });
+  if (!finite && !a.has_score()) attend_keys(a, sequence, head_first, heads, range, true, s);
 }
 
 void save_few_rows(const Attention& a, const HeadState& head, const Partial& partial) {

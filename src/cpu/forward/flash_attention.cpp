@@ -65,6 +65,32 @@ void update(const Attention& a, const core::Sequence& sequence, int head_k, Quer
   }
 }
 
+// The outer loop over the K, V blocks of a head, and the inner one over its Q blocks. again: O was
+// not finite (nonfinite.hpp).
+void attend_head(const Attention& a, const core::Sequence& sequence, int head_k, bool skip_empty,
+                 bool again, Scratch& s) {
+  const std::int64_t rows = a.rows(sequence), blocks = core::ceil_div(rows, a.ops.rows);
+  const expr::Tile head_rows = a.tile(sequence, head_k, 0, rows);
+  for (std::int64_t i = 0; i < blocks; ++i) a.start_rows(s.query_blocks[i]);
+  KeyBlock& room = s.keys;
+  for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+    a.load_key_block(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), room);
+    const bool hides =
+        again || a.has_score() || a.coverage(head_rows, key0, room.keys) != expr::Coverage::full;
+    const std::uint64_t apart = hides ? set_apart_values(a, sequence, head_k, room.v, room) : 0;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      QueryBlock& q = s.query_blocks[i];
+      expr::Coverage coverage = a.coverage(q.tile, key0, room.keys);
+      if (coverage == expr::Coverage::empty) {
+        if (skip_empty) continue;
+        coverage = expr::Coverage::mixed;  // algorithm 1 computes and masks every tile
+      }
+      a.pack_query_block(sequence, q);
+      update(a, sequence, head_k, q, room, apart, coverage, s);
+    }
+  }
+}
+
 }  // namespace
 
 void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs& outputs,
@@ -93,25 +119,11 @@ void forward_flash_attention(const Attention& a, const Plan& plan, const Outputs
                              static_cast<int>(std::min<std::int64_t>(rows - row0, a.ops.rows)), q);
       q.q_t = s.q_t;
       q.o_t = s.o_t + i * a.dim_v * a.ops.rows;
-      std::fill_n(q.o_t, a.dim_v * a.ops.rows, 0.0f);
     }
-    const expr::Tile head_rows = a.tile(sequence, head_k, 0, rows);
-    for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
-      a.load_key_block(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), s.keys);
-      const expr::Coverage of_head = a.coverage(head_rows, key0, s.keys.keys);
-      const std::uint64_t apart = set_apart_values(
-          a, sequence, head_k, of_head == expr::Coverage::full ? of_head : expr::Coverage::mixed,
-          s.keys.v, s.keys);
-      for (std::int64_t i = 0; i < blocks; ++i) {
-        QueryBlock& q = s.query_blocks[i];
-        expr::Coverage coverage = a.coverage(q.tile, key0, s.keys.keys);
-        if (coverage == expr::Coverage::empty) {
-          if (skip_empty) continue;
-          coverage = expr::Coverage::mixed;  // algorithm 1 computes and masks every tile
-        }
-        a.pack_query_block(sequence, q);
-        update(a, sequence, head_k, q, s.keys, apart, coverage, s);
-      }
+    attend_head(a, sequence, head_k, skip_empty, false, s);
+    const auto is_finite = [&](const QueryBlock& q) { return has_finite_output(a, q); };
+    if (!a.has_score() && !std::all_of(s.query_blocks, s.query_blocks + blocks, is_finite)) {
+      attend_head(a, sequence, head_k, skip_empty, true, s);
     }
     for (std::int64_t i = 0; i < blocks; ++i) {
       a.store_block(sequence, s.query_blocks[i], outputs, /*normalized=*/true);

@@ -65,7 +65,7 @@ class Tiles {
   int keys_ = 0;  // of each
 };
 
-// The Q blocks of a head whose own coverage `takes` says yes to take the block in.
+// The Q blocks i of a head for which takes(i, its own coverage) says yes take the block in.
 template <class Takes>
 void take_in(const GroupPass& pass, int head, const KeyBlock& block, expr::Coverage coverage,
              std::uint64_t apart, const Takes& takes) {
@@ -78,7 +78,7 @@ void take_in(const GroupPass& pass, int head, const KeyBlock& block, expr::Cover
     const expr::Coverage own = coverage == expr::Coverage::full || pass.blocks == 1
                                    ? coverage
                                    : a.coverage(q.tile, key0, block.keys);
-    if (own == expr::Coverage::empty || !takes(own)) continue;
+    if (own == expr::Coverage::empty || !takes(i, own)) continue;
     tiles.add(q, own,
               own == expr::Coverage::mixed ? a.visible_keys(q.tile, key0, block.keys) : block.keys);
   }
@@ -93,14 +93,22 @@ void attend_block(const GroupPass& pass, int head, int key0, int keys, expr::Cov
   KeyBlock& room = pass.s.keys;
   if (!pass.packed.packed()) a.load_key_block(pass.sequence, head_k, key0, keys, room);
   KeyBlock block = pass.packed.packed() ? pass.packed.block(key0, keys) : room;
-  const std::uint64_t apart = values_to_set_apart(a, pass.sequence, head_k, coverage, block);
-  const auto any = [](expr::Coverage) { return true; };
+  const std::uint64_t apart = pass.again || may_hide(a, coverage)
+                                  ? values_to_set_apart(a, pass.sequence, head_k, block)
+                                  : 0;
+  const auto any = [](int, expr::Coverage) { return true; };
   if (apart == 0) return take_in(pass, head, block, coverage, 0, any);
   // What a row adds apart comes last in its sums. So that a Q block has the same bits in any task,
-  // its own coverage decides: one that sees all keys reads V as it is.
-  take_in(pass, head, block, coverage, 0, [&](expr::Coverage own) { return !may_hide(a, own); });
+  // its own coverage and scores decide: one that sees all keys reads V as it is.
+  bool infinite[kMaxBlocksPerTask] = {};
+  for (int i = 0; pass.again && i < pass.blocks; ++i) {
+    infinite[i] =
+        has_infinite_score(a, pass.s.blocks[head * pass.blocks + i], block, pass.s.tile[0]);
+  }
+  const auto hides = [&](int i, expr::Coverage own) { return infinite[i] || may_hide(a, own); };
+  take_in(pass, head, block, coverage, 0, [&](int i, auto own) { return !hides(i, own); });
   pack_values_without(a, pass.sequence, head_k, apart, room.v, block);
-  take_in(pass, head, block, coverage, apart, [&](expr::Coverage own) { return may_hide(a, own); });
+  take_in(pass, head, block, coverage, apart, hides);
 }
 
 // K, V blocks of a packing task.
@@ -128,9 +136,7 @@ void pack_keys(const Attention& a, const Waves& waves, const Wave& wave, std::by
   });
 }
 
-}  // namespace
-
-void attend(const GroupPass& pass) {
+void attend_keys(const GroupPass& pass) {
   const auto visit = [&](int key0, int keys, expr::Coverage coverage) {
     if (pass.heads.count == 1) return attend_block(pass, 0, key0, keys, coverage);
     for (int h = 0; h < pass.heads.count; ++h) {
@@ -141,6 +147,21 @@ void attend(const GroupPass& pass) {
     }
   };
   for_visible_blocks(pass.a, pass.rows, pass.keys.begin, pass.keys.end, visit);
+}
+
+}  // namespace
+
+void attend(const GroupPass& pass) {
+  const Attention& a = pass.a;
+  QueryBlock* const first = pass.s.blocks;
+  QueryBlock* const last = first + pass.heads.count * pass.blocks;
+  attend_keys(pass);
+  const auto is_finite = [&](const QueryBlock& q) { return has_finite_output(a, q); };
+  if (a.has_score() || std::all_of(first, last, is_finite)) return;
+  for (QueryBlock* q = first; q != last; ++q) a.start_rows(*q);
+  GroupPass again = pass;
+  again.again = true;
+  attend_keys(again);
 }
 
 void forward_flash_attention_2(const Attention& a, const Plan& plan, const Outputs& outputs,

@@ -62,9 +62,7 @@ inline void merge_partials(const Attention& a, const Partials& partials, std::in
                            std::int64_t step, int count, QueryBlock& q) {
   const int rows = partials.rows();
   const int lanes = a.ops.rows;
-  std::fill_n(q.m, lanes, kMaximumStart);
-  std::fill_n(q.l, lanes, 0.0f);
-  std::fill_n(q.o_t, a.dim_v * lanes, 0.0f);
+  a.start_rows(q);
   for (int i = 0; i < count; ++i) {
     const Partial p = partials[first + i * step];
     for (int r = 0; r < rows; ++r) q.m[r] = std::max(q.m[r], p.m[r]);

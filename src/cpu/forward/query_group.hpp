@@ -106,6 +106,7 @@ struct GroupPass {
   KeyRange keys;           // begin is a multiple of kBlockK
   const PackedKeys& packed;
   GroupScratch& s;
+  bool again = false;  // O was not finite (nonfinite.hpp)
 };
 
 // FlashAttention-2, algorithm 1, lines 6 to 11 (flash_attention_2.cpp): m, l and the unnormalised O

@@ -58,6 +58,21 @@ void drop(const Attention& a, const QueryBlock& q, int length_k, float* p, TileS
   }
 }
 
+// O^T of Q block i <- V^T P^T. hides: P may be 0 where V is used.
+void multiply_values(const Attention& a, const core::Sequence& sequence, int head_k,
+                     const ScoreMatrix& p, std::int64_t i, bool hides, Scratch& s) {
+  std::fill_n(s.block->o_t, a.dim_v * a.ops.rows, 0.0f);
+  for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+    const int keys = std::min(kBlockK, sequence.length_k - key0);
+    a.load_key_block(sequence, head_k, key0, keys, s.keys);
+    KeyBlock block = s.keys;
+    const std::uint64_t apart = hides ? set_apart_values(a, sequence, head_k, s.keys.v, block) : 0;
+    const OutputTile output{p.tile(i, key0), nullptr, s.block->o_t};
+    a.ops.accumulate(&output, 1, block.v, keys, a.dim_v);
+    if (apart != 0) add_values_apart(a, sequence, head_k, key0, keys, apart, output);
+  }
+}
+
 }  // namespace
 
 void forward_standard(const Attention& a, const Plan&, const Outputs& outputs,
@@ -114,17 +129,10 @@ void forward_standard(const Attention& a, const Plan&, const Outputs& outputs,
           for (int r = 0; r < rows; ++r) p[r] *= normalizer[r];
         }
         if (a.has_dropout()) drop(a, q, sequence.length_k, matrix.tile(i, 0), t);
-        std::fill_n(q.o_t, a.dim_v * rows, 0.0f);
         s.keys.k = nullptr;
-        for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
-          const int keys = std::min(kBlockK, sequence.length_k - key0);
-          a.load_key_block(sequence, head_k, key0, keys, s.keys);
-          KeyBlock block = s.keys;
-          const std::uint64_t apart =
-              set_apart_values(a, sequence, head_k, coverage, s.keys.v, block);
-          const OutputTile output{matrix.tile(i, key0), nullptr, q.o_t};
-          a.ops.accumulate(&output, 1, block.v, keys, a.dim_v);
-          if (apart != 0) add_values_apart(a, sequence, head_k, key0, keys, apart, output);
+        multiply_values(a, sequence, head_k, matrix, i, may_hide(a, coverage), s);
+        if (!may_hide(a, coverage) && !has_finite_output(a, q)) {
+          multiply_values(a, sequence, head_k, matrix, i, true, s);
         }
         a.store_block(sequence, q, outputs, /*normalized=*/true);
       });
