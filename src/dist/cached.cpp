@@ -59,6 +59,10 @@ struct CachedPart {
                                to_string(whole.k)));
     }
     const std::int64_t page = given.page_size != 0 ? given.page_size : whole.k.shape[1];
+    if (page < 1) {
+      check.refuse(fmt::format("page_size is {} and k is {}; accepted are pages of 1 key or more",
+                               given.page_size, to_string(whole.k)));
+    }
     const std::int64_t ranks = group.size();
     const core::Integers values(given_lengths);
     const std::int64_t batch = given_lengths.shape[0];

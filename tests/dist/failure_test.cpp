@@ -329,5 +329,27 @@ TEST(Failure, AWideLengthOfACacheIsRefusedEverywhere) {
              ErrorCode::invalid_argument);
 }
 
+// Pages of no key, by which lengths would be divided.
+TEST(Failure, EmptyPagesOfACacheAreRefusedEverywhere) {
+  for (const std::int64_t page_size : {0, -4}) {
+    const auto errors = errors_of([&](const Group& group) {
+      std::vector<float> q(8), k(32), o(8, -1.0f);
+      const std::vector<std::int32_t> table{0};
+      const std::int32_t length = 3;
+      Problem problem;
+      problem.layout_k = Layout::paged;
+      problem.page_size = page_size;
+      const Tensor empty = tensor(k.data(), {1, 0, 1, 8});
+      const Inputs inputs{.q = tensor(q.data(), {1, 1, 1, 8}),
+                          .k = empty,
+                          .v = empty,
+                          .seqused_k = tensor(&length, {1}),
+                          .page_table = tensor(table.data(), {1, 1})};
+      forward_cached(problem, group, inputs, {.o = tensor(o.data(), {1, 1, 1, 8})});
+    });
+    expect_all(errors, "page_size is " + std::to_string(page_size), ErrorCode::invalid_argument);
+  }
+}
+
 }  // namespace
 }  // namespace attn::dist

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "attn/error.hpp"
 #include "explain_test_util.hpp"
 
 namespace attn::explain {
@@ -97,6 +98,15 @@ TEST(TileMap, CountsAreThoseOfSingleTiles) {
     }
     EXPECT_EQ(to_json(count_tiles(s.scores, tiling)), to_json(expected)) << "seed " << seed;
   }
+}
+
+// A mask that cuts 2^25 tiles would be looked at for half a minute.
+TEST(TileMap, TilesPastAnyPageAreRefused) {
+  const MaskedScores s(verify::parse_case("sq5_sk2147483647_d8_mask((query+key)%3!=0)").problem);
+  const Tiling tiling{32, 64};
+  EXPECT_THROW(count_tiles(s.scores, tiling), Error);
+  EXPECT_THROW(tile_map(s.scores, tiling, 48), Error);
+  EXPECT_EQ(count_tiles(s.scores, {32, std::int64_t{1} << 20}).mixed, 2048);
 }
 
 // What the page shows of the proof holds at every element of the tile.

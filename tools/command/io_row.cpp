@@ -21,8 +21,9 @@ constexpr std::int64_t kLineBytes = 64;
 constexpr double kMostLineAccesses = 3e9;
 // Some 7 s of counting for an algorithm.
 constexpr double kMostTiles = 1e8;
-// Pairs of a sequence and a K, V head, which the plan of the CPU visits one by one: some 3 s.
-constexpr double kMostPairs = 1e7;
+// Pairs of a sequence and a K, V head, which the plan of the CPU visits one by one: some
+// 3 s and 300 MB.
+constexpr double kMostPairs = 1e6;
 
 bool has_pass(const IoChoice& choice) {
   for (const Algorithm algorithm : algorithms(choice.phase)) {

@@ -1,10 +1,13 @@
 #include "explain/tile_map.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <vector>
 
+#include "attn/error.hpp"
 #include "core/expr/bounds.hpp"
 
 namespace attn::explain {
@@ -12,6 +15,18 @@ namespace {
 
 using expr::Coverage;
 using expr::Op;
+
+constexpr std::int64_t kMostVisits = std::int64_t{1} << 22;
+
+void check_visits(const TileCounts& counts, const Scores& scores, const Tiling& tiling) {
+  if (counts.visits <= kMostVisits) return;
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("block_q is {} and block_k is {}, of which {} x {} tiles cover the scores; "
+                  "accepted are larger blocks, of which the mask cuts fewer than {}",
+                  tiling.block_q, tiling.block_k, tiling.tiles_q(scores), tiling.tiles_k(scores),
+                  kMostVisits));
+}
 
 // A mask larger than this is shown as far as its upper levels.
 constexpr std::size_t kMaxNodes = 24;
@@ -111,6 +126,7 @@ TileCounts& TileCounts::operator+=(const TileCounts& other) {
   mixed += other.mixed;
   queries += other.queries;
   keys += other.keys;
+  visits += other.visits;
   return *this;
 }
 
@@ -153,6 +169,7 @@ TileCounts count_tiles(const Scores& scores, const Tiling& tiling, std::int64_t 
   const std::int64_t columns = column_end - column;
   const Coverage coverage = scores.classify(tile);
   TileCounts counts;
+  counts.visits = 1;
   if (coverage == Coverage::empty) {
     counts.empty = rows * columns;
     return counts;
@@ -165,13 +182,14 @@ TileCounts count_tiles(const Scores& scores, const Tiling& tiling, std::int64_t 
   }
   if (rows >= columns) {
     const std::int64_t middle = row + rows / 2;
-    counts = count_tiles(scores, tiling, row, middle, column, column_end);
+    counts += count_tiles(scores, tiling, row, middle, column, column_end);
     counts += count_tiles(scores, tiling, middle, row_end, column, column_end);
   } else {
     const std::int64_t middle = column + columns / 2;
-    counts = count_tiles(scores, tiling, row, row_end, column, middle);
+    counts += count_tiles(scores, tiling, row, row_end, column, middle);
     counts += count_tiles(scores, tiling, row, row_end, middle, column_end);
   }
+  check_visits(counts, scores, tiling);
   return counts;
 }
 
@@ -194,6 +212,7 @@ Json tile_map(const Scores& scores, const Tiling& tiling, std::int64_t max_cells
       empty.push_back(counts.empty);
       full.push_back(counts.full);
       total += counts;
+      check_visits(total, scores, tiling);
     }
   }
   Json map{{"block_q", tiling.block_q},

@@ -28,11 +28,12 @@ struct Scores {
 struct TileCounts {
   std::int64_t empty = 0, full = 0, mixed = 0;
   std::int64_t queries = 0, keys = 0;
+  std::int64_t visits = 0;  // ranges of tiles that the mask was bounded over
 
   TileCounts& operator+=(const TileCounts& other);
   TileCounts& operator*=(std::int64_t factor);
 };
-Json to_json(const TileCounts& counts);  // by the names of the members
+Json to_json(const TileCounts& counts);  // by the names of the members; without visits
 
 // Tile (i, j) holds queries i * block_q .. and keys j * block_k ...; the last ones may be smaller.
 struct Tiling {
@@ -43,6 +44,7 @@ struct Tiling {
 
 // Counts the tiles [row, row_end) x [column, column_end). Bounds of a part of a tile are within
 // those of the whole, so a range of tiles that is proven at once is not looked at one by one.
+// Throws Error(invalid_argument) past 2^22 visits, some 2 s.
 TileCounts count_tiles(const Scores& scores, const Tiling& tiling, std::int64_t row,
                        std::int64_t row_end, std::int64_t column, std::int64_t column_end);
 TileCounts count_tiles(const Scores& scores, const Tiling& tiling);
