@@ -74,7 +74,7 @@ CaseData::CaseData(const Case& c, std::uint64_t seed)
   if (hints_.identity) fill_identity();
   if (hints_.select) fill_select();
 
-  outputs.o = output("o", problem.dtype, shape_o, place);
+  outputs.o = output("o", core::type_of_o(problem), shape_o, place);
   const DType lse_dtype = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
   const auto shape_lse = problem.layout_q == Layout::packed
                              ? std::vector{problem.heads_q, shape_q[0]}

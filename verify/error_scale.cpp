@@ -56,7 +56,7 @@ bool hidden(double t) { return std::isinf(t) && t < 0; }
 
 Head<double> head_of(const Problem& problem, const Inputs& inputs, const core::Sequence& sequence,
                      const DropoutPlaces& places, const VisibleKeys* visible, std::int64_t h) {
-  const reference::Rounding exact = reference::rounding(reference::Precision::f64, problem.dtype);
+  const reference::Rounding exact = reference::rounding(reference::Precision::f64, problem);
   return {problem, inputs, sequence, exact, {}, places, visible, h};
 }
 

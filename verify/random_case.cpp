@@ -19,7 +19,7 @@ constexpr std::uint64_t kLongEvery = 8;
 constexpr std::int64_t kLongKeys = 8192;
 constexpr std::int64_t kMaxLongScores = 50'000;
 constexpr std::int64_t kMaxLongMultiplyAdds = 6'000'000;
-constexpr std::uint64_t kListEvery = 8, kMaxLogitEvery = 4, kWideEvery = 4;
+constexpr std::uint64_t kListEvery = 8, kMaxLogitEvery = 4, kWideEvery = 4, kOutputEvery = 16;
 
 class Generator {
  public:
@@ -30,7 +30,8 @@ class Generator {
         shared_(seed ^ 0x73686172u),
         caches_(seed ^ 0x63616368u),
         logits_(seed ^ 0x6d61786cu),
-        integers_(seed ^ 0x69363400u) {}
+        integers_(seed ^ 0x69363400u),
+        outputs_(seed ^ 0x6f757470u) {}
 
   Case generate() {
     sizes();
@@ -250,7 +251,10 @@ class Generator {
       if (seed % 4 == 0) put("rngstate");
     }
     if (chance(10)) put("scale", pick(std::initializer_list<double>{-0.3, 0.0, 0.05, 1.0}));
-    put(pick(std::initializer_list<std::string_view>{"f32", "bf16", "f16"}));
+    const std::string_view dtype =
+        pick(std::initializer_list<std::string_view>{"f32", "bf16", "f16"});
+    put(dtype);
+    if (outputs_() % kOutputEvery == 0 && dtype != "f32") put("o(f32)");  // forward alone
     if (chance(10)) hint("q5_k3");
     if (chance(5)) hint("negative_q10_k10");
     if (chance(5)) hint("nodq");
@@ -284,7 +288,7 @@ class Generator {
     if (paged_ && shared_() % 2 == 0) put("pagedprefix");
   }
 
-  Random random_, lengths_, lists_, shared_, caches_, logits_, integers_;
+  Random random_, lengths_, lists_, shared_, caches_, logits_, integers_, outputs_;
   bool paged_ = false;
   bool dropout_ = false;
   std::int64_t batch_ = 0, heads_q_ = 0, seqlen_q_ = 0, seqlen_k_ = 0, d_ = 0, dv_ = 0;

@@ -17,8 +17,8 @@ using reference::Precision;
 template <class Exact, class Real>
 double score_error_as(const Problem& problem, const Inputs& inputs, Precision precision,
                       Order order, const reference::VisibleKeys* visible) {
-  const reference::Rounding exact_rounding = reference::rounding(Precision::f64, problem.dtype);
-  const reference::Rounding rounding = reference::rounding(precision, problem.dtype);
+  const reference::Rounding exact_rounding = reference::rounding(Precision::f64, problem);
+  const reference::Rounding rounding = reference::rounding(precision, problem);
   double worst = 0;
   for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
     const core::Sequence sequence = core::sequence(problem, inputs, batch);

@@ -78,11 +78,15 @@ struct Problem {
   std::int64_t heads_k = 0;     // divides heads_q: MHA, GQA or MQA
   std::int64_t head_dim = 0;    // of Q and K, 1 to kMaxHeadDim
   std::int64_t head_dim_v = 0;  // of V and O, 1 to kMaxHeadDim
-  // The type of Q, K, V, O and their gradients: f32, bf16, f16; f64 on a CPU. Not given, it is
-  // taken from Q as a size of 0 is, and f32 where there is none; given, it must be that of Q.
+  // The type of Q, K, V, O and their gradients, but for the next four: f32, bf16, f16; f64 on a
+  // CPU. Not given, it is taken from Q as a size of 0 is, and f32 where there is none; given, it
+  // must be that of Q.
   OptionalDType dtype{};
+  // Of O where that is another one: f32 beside bf16 or f16, so that what is merged (attn::merge) or
+  // added up later is rounded once. Products stay those of dtype. Forward only.
+  OptionalDType type_o{};
   // Of Q where it is stored otherwise: e4m3 or e5m2, times Inputs::scale_q. dtype is then
-  // that of O, and must be set, as no input shows it. Beside any dtype but f64;
+  // that of O, but for type_o, and must be set, as no input shows it. Beside any dtype but f64;
   // forward only.
   CacheType type_q = CacheType::as_q;
   // Of K and of V, where they are stored otherwise, as an engine's cache is: any pair, beside any

@@ -66,7 +66,7 @@ struct Inputs {
 };
 
 struct Outputs {
-  Tensor o{};    // as q, with head_dim_v; a sequence's rows past seqused_q are set to zero
+  Tensor o{};    // as q, with head_dim_v, of type_o; a sequence's rows past seqused_q are zeros
   Tensor lse{};  // natural logarithms, f32 [batch, heads_q, seqlen_q] or packed [heads_q, total_q],
                  // any strides; f64 when the problem is; -inf past seqused_q; optional forward
   // The largest score of each head: f32 [heads_q], any stride; f64 when the problem is; optional,
@@ -172,8 +172,8 @@ void backward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // parts and optional in the result. On a GPU there are up to 32 parts. O of a part whose LSE is
 // -inf is not read. The sink belongs to one part only. The result may be one of the parts, and
 // overlaps no other. max_logit is refused: that of all keys is the largest of the parts'. Parts in
-// 16 bits add a rounding each (docs/serving.md, "Two caches in one softmax"). No workspace is
-// needed.
+// 16 bits add a rounding each, which Problem::type_o avoids (docs/serving.md, "Two caches in one
+// softmax"). No workspace is needed.
 //
 // Arithmetic is in double and rounded once, to the result's dtype. On a CPU it runs on the calling
 // thread, on a GPU in context.stream. Throws Error(invalid_argument) before anything is written,

@@ -21,14 +21,14 @@ def cache_type(name: str, value: Any) -> str:
 def type_tokens(type_q: Any, type_k: Any, type_v: Any, type_o: Any) -> list[str]:
     """What a problem's text says of the types of q, k, v and of the output."""
     tokens = []
+    if type_o not in (None, "f32", "bf16", "f16"):
+        raise InvalidArgument(f"type_o is {type_o!r}; accepted are 'f32', 'bf16', 'f16'")
     if type_q is not None:
         if type_q not in ("e4m3", "e5m2"):
             raise InvalidArgument(f"type_q is {type_q!r}; accepted are None, 'e4m3' and 'e5m2'")
-        if type_o not in (None, "f32", "bf16", "f16"):
-            raise InvalidArgument(f"type_o is {type_o!r}; accepted are 'f32', 'bf16', 'f16'")
         tokens += [f"q({type_q})", type_o or "bf16"]
     elif type_o is not None:
-        raise InvalidArgument(f"type_o is {type_o!r} without type_q; accepted is None")
+        tokens.append(f"o({type_o})")
     for name, token, value in (("type_k", "k", type_k), ("type_v", "v", type_v)):
         if value is not None:
             tokens.append(f"{token}({cache_type(name, value)})")

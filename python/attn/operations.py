@@ -145,8 +145,9 @@ def attention(  # noqa: F811
             key and head, laid out as k without head_dim; 1.
         type_q, scale_q: "e4m3" or "e5m2": q is uint8, of 8-bit floats, and its factors likewise.
             Forward only.
-        type_o: Of `out` beside type_q: "bf16", "f16" or "f32"; "bf16". `out` must be given, but
-            where it is "f32".
+        type_o: Of `out`: "f32" beside q of bfloat16 or float16, so that parts which attn.merge
+            joins are rounded once; forward only. Beside type_q: "bf16", "f16" or "f32"; "bf16", and
+            `out` must be given, but where it is "f32".
         layout: "bshd" as above; "bhsd": tensors of rank 4 are `[batch, heads, seqlen, head_dim]`,
             results too; "thd": packed.
         backend: "auto", "cpu", "cuda", or "reference" (fp64 arithmetic, slow).

@@ -330,8 +330,12 @@ Array Call::result(std::string_view name, nb::handle given, ResultType type,
                    const std::vector<std::int64_t>& shape) {
   // Only the output has the rank of q and its dimensions, in their order.
   const Tensor* order = name == "out" ? &q_.tensor : nullptr;
-  if (given.is_none() && name == "out" && has_type_q()) {
-    const DType dtype = options_.described.problem->dtype;
+  const Problem& problem = *options_.described.problem;
+  if (given.is_none() && name == "out" && problem.type_o.given()) {
+    // Of another one than q's the call is refused.
+    if (problem.type_o == DType::f32) type = ResultType::float32;
+  } else if (given.is_none() && name == "out" && has_type_q()) {
+    const DType dtype = problem.dtype;
     if (dtype != DType::f32) {
       throw Error(ErrorCode::invalid_argument,
                   "out is not given and type_o is " + std::string(attn::name(dtype)) +

@@ -207,10 +207,11 @@ DistPlan make_plan(const Options& options, const std::vector<std::int64_t>& q,
   for (Tensor* t : {&inputs.sink, &inputs.rng_state}) t->device = {};
   for (auto& [name, buffer] : inputs.buffers) buffer.device = {};
   const Problem problem = complete(options.described, inputs);
-  if (problem.type_q != CacheType::as_q || problem.type_k != CacheType::as_q ||
-      problem.type_v != CacheType::as_q) {
-    throw Error(ErrorCode::unsupported, "the problem is " + to_string(problem) +
-                                            "; accepted by attn.dist are Q, K and V of one dtype");
+  if (problem.type_o.given() || problem.type_q != CacheType::as_q ||
+      problem.type_k != CacheType::as_q || problem.type_v != CacheType::as_q) {
+    throw Error(ErrorCode::unsupported,
+                "the problem is " + to_string(problem) +
+                    "; accepted by attn.dist are Q, K, V and O of one dtype");
   }
   dist::Context context;
   context.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(1e3 * timeout));

@@ -175,7 +175,7 @@ def refuse_together(rank: int, size: int) -> None:
     assert attn.dist.attention(q, k, k, plan).isfinite().all()
     _raises(
         attn.Unsupported,
-        "accepted by attn.dist are Q, K and V of one dtype",
+        "accepted by attn.dist are Q, K, V and O of one dtype",
         lambda: attn.dist.plan(*SHAPES, dtype=torch.float32, type_k="f32", type_v="f32"),
     )
     look = attn.dist.plan(*SHAPES, ranks=4, causal=True)

@@ -118,6 +118,20 @@ def test_queries_of_8_bits_are_what_they_say(scales, layout):
     assert "q(e4m3)" in plan.problem
 
 
+def test_output_of_float32_is_not_rounded_to_the_type_of_q():
+    q, k, v = (normal(B, *t).astype(np.float16) for t in ((M, H, D), (N, HK, D), (N, HK, D)))
+    got, lse = attn.attention(q, k, v, type_o="f32", return_lse=True)
+    assert got.dtype == np.float32
+    assert (got.astype(np.float16) == attn.attention(q, k, v)).all()
+    assert (got != got.astype(np.float16)).mean() > 0.9
+    plan = attn.plan(q, k, v, type_o="f32")
+    assert (plan(q, k, v) == got).all()
+    assert "o(f32)" in plan.problem
+    refused(["o is f16", "f32"], attn.attention, q, k, v, out=empty("f16", B, M, H), type_o="f32")
+    with pytest.raises(attn.Unsupported, match="type_o is f32"):
+        attn.attention_backward(got, q, k, v, got, lse, type_o="f32")
+
+
 def test_rotation_spreads_outliers_and_keeps_scores():
     q, k = normal(B, N, H, D), normal(B, N, H, D)
     q[..., 7] *= 50
@@ -134,7 +148,7 @@ def test_refusals_of_8_bit_queries():
     q, k = np.zeros((B, N, H, D), np.uint8), normal(B, N, HK, D)
     refused(["type_q is 'i8'"], attend, q, k, k, type_q="i8")
     refused(["type_o is 'f64'"], attend, q, k, k, type_q="e4m3", type_o="f64")
-    refused(["type_o is 'f32' without type_q"], attend, k, k, k, type_o="f32")
+    refused(["type_o is bf16 and dtype is f32"], attend, k, k, k, type_o="bf16")
     refused(["out is not given", "bf16"], attend, q, k, k, type_q="e4m3")
     refused(["q is u8"], attend, q, k, k)
     refused(["q is f32"], attend, k, k, k, type_q="e4m3", type_o="f32")

@@ -61,12 +61,14 @@ def test_gradients_are_refused():
     q, k, v = inputs()
     x = normal(B, N, H, D).requires_grad_()
     y = v.float().requires_grad_()
-    with pytest.raises(attn.Unsupported, match="q requires a gradient, and q, k or v is of 8-bit"):
+    with pytest.raises(attn.Unsupported, match="q requires a gradient, and 8-bit floats"):
         attn.torch.attention(x, k, v)
     with pytest.raises(attn.Unsupported, match="k requires a gradient, and"):
         attn.torch.attention(q, k.clone().requires_grad_(), v)
     with pytest.raises(attn.Unsupported, match="v requires a gradient, and"):
         attn.torch.attention(x.detach(), k, y)
+    with pytest.raises(attn.Unsupported, match="q requires a gradient, and"):
+        attn.torch.attention(x, x, x, type_o="f32")
     with torch.no_grad():
         attn.torch.attention(x, k, y)
 

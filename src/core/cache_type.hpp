@@ -40,6 +40,8 @@ inline bool has_own_types(const Problem& p) {
   return p.type_k != CacheType::as_q || p.type_v != CacheType::as_q;
 }
 inline bool has_own_type_q(const Problem& p) { return p.type_q != CacheType::as_q; }
+inline DType type_of_o(const Problem& p) { return p.type_o.given() ? p.type_o : p.dtype; }
+inline bool has_own_type_o(const Problem& p) { return type_of_o(p) != p.dtype; }
 constexpr bool is_float8(CacheType type) {
   return type == CacheType::e4m3 || type == CacheType::e5m2;
 }

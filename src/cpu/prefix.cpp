@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/made_for.hpp"
 #include "core/problem/numbers.hpp"
 #include "core/problem/prefix_parts.hpp"
@@ -257,7 +258,8 @@ class Run {
     std::copy_n(sum, p_.head_dim_v, reinterpret_cast<double*>(to));
   }
   void store(const Plan& plan, const float* sum, std::byte* to) const {
-    tile_ops(plan.isa, DType::f32).store_row(sum, static_cast<int>(p_.head_dim_v), 1, p_.dtype, to);
+    tile_ops(plan.isa, DType::f32)
+        .store_row(sum, static_cast<int>(p_.head_dim_v), 1, core::type_of_o(p_), to);
   }
 
   const Problem& p_;

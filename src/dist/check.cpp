@@ -68,7 +68,7 @@ class Checker {
   }
 
   void o(const Label& name, const Tensor& t, bool written) {
-    like_q(name, t, p_.head_dim_v, written);
+    like_q(name, t, p_.head_dim_v, written, core::type_of_o(p_));
   }
 
   void lse(const Label& name, const Tensor& t, bool written) {
@@ -85,7 +85,7 @@ class Checker {
   }
 
   void gradients(const Gradients& g) {
-    if (g.dq.given()) like_q("dq", g.dq, p_.head_dim, true);
+    if (g.dq.given()) like_q("dq", g.dq, p_.head_dim, true, p_.dtype);
     if (g.dk.given()) like_k("dk", g.dk, p_.head_dim, true);
     if (g.dv.given()) like_k("dv", g.dv, p_.head_dim_v, true);
     core::check_sum_gradients(check_, p_, g, *buffers_, written_);
@@ -109,8 +109,8 @@ class Checker {
               std::int64_t heads, CacheType type, std::int64_t dim) {
     rows(name, t, side, list, heads, storage_dtype(type), row_size(type, dim), false);
   }
-  void like_q(const Label& name, const Tensor& t, std::int64_t dim, bool written) {
-    rows(name, t, plan_.q, plan_.rows[rank_], p_.heads_q, p_.dtype, dim, written);
+  void like_q(const Label& name, const Tensor& t, std::int64_t dim, bool written, DType dtype) {
+    rows(name, t, plan_.q, plan_.rows[rank_], p_.heads_q, dtype, dim, written);
   }
   void like_k(const Label& name, const Tensor& t, std::int64_t dim, bool written) {
     rows(name, t, plan_.k, plan_.keys[rank_], p_.heads_k, p_.dtype, dim, written);

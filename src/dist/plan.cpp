@@ -55,9 +55,10 @@ void refuse_features(const Problem& p, const PlanOptions& local) {
   const bool on_gpu = local.device.type == DeviceType::cuda;
   const Backend own = on_gpu ? Backend::cuda : Backend::cpu;
   if (on_gpu && is_forward_alone(p)) {
-    refuse(fmt::format("type_q is {}, type_k is {} and type_v is {} on {}", name(p.type_q),
-                       name(p.type_k), name(p.type_v), to_string(local.device)),
-           "as_q on GPUs");
+    refuse(fmt::format("type_q is {}, type_k is {}, type_v is {} and type_o is {} on {}",
+                       name(p.type_q), name(p.type_k), name(p.type_v), name(core::type_of_o(p)),
+                       to_string(local.device)),
+           "as_q, and type_o as dtype, on GPUs");
   }
   if (local.backend != Backend::automatic && local.backend != own) {
     refuse(fmt::format("backend is {} on {}", name(local.backend), to_string(local.device)),
@@ -317,8 +318,8 @@ void describe(const Problem& p, const Options& o, Greeting& greeting) {
   const auto text = [](const expr::Expr& e) { return e.empty() ? "" : expr::to_string(e); };
   const Lengths& n = o.lengths;
   greeting.add("dtype", name(p.dtype));
-  greeting.add("types",
-               fmt::format("q {} k {} v {}", name(p.type_q), name(p.type_k), name(p.type_v)));
+  greeting.add("types", fmt::format("q {} k {} v {} o {}", name(p.type_q), name(p.type_k),
+                                    name(p.type_v), name(core::type_of_o(p))));
   greeting.add("sizes", fmt::format("b{} sq{} sk{} hq{} hk{} d{} dv{}", p.batch, p.seqlen_q,
                                     p.seqlen_k, p.heads_q, p.heads_k, p.head_dim, p.head_dim_v));
   greeting.add("layouts", fmt::format("q {} k {}", static_cast<int>(p.layout_q),

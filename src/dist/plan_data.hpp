@@ -30,9 +30,9 @@ struct LocalWork {
 // Ranks whose sums a GPU adds; of more they go through memory of the host.
 inline constexpr int kMostPeers = 16;
 
-// Of Q, K or V in types of their own there is no backward pass.
+// Of Q, K, V or O in types of their own there is no backward pass.
 inline bool is_forward_alone(const Problem& p) {
-  return core::has_own_types(p) || core::has_own_type_q(p);
+  return core::has_own_types(p) || core::has_own_type_q(p) || core::has_own_type_o(p);
 }
 
 // In which partial sums of dK and dV travel and are added.

@@ -282,15 +282,15 @@ void backward(const Problem& problem, const Inputs& inputs, const Outputs& outpu
               Order order, const DropoutPlaces& places, const VisibleKeys* visible) {
   if (precision == Precision::f64 && problem.dtype == DType::f64) {
     Backward<long double>(problem, inputs, outputs, d_outputs, gradients,
-                          rounding(precision, problem.dtype), order, places, visible)
+                          rounding(precision, problem), order, places, visible)
         .run();
   } else if (precision == Precision::f64 || problem.dtype == DType::f64) {
     Backward<double>(problem, inputs, outputs, d_outputs, gradients,
-                     rounding(Precision::f64, problem.dtype), order, places, visible)
+                     rounding(Precision::f64, problem), order, places, visible)
         .run();
   } else {
-    Backward<float>(problem, inputs, outputs, d_outputs, gradients,
-                    rounding(precision, problem.dtype), order, places, visible)
+    Backward<float>(problem, inputs, outputs, d_outputs, gradients, rounding(precision, problem),
+                    order, places, visible)
         .run();
   }
 }

@@ -90,13 +90,13 @@ void forward(const Problem& problem, const Inputs& inputs, const Outputs& output
              Precision precision, Order order, const DropoutPlaces& places,
              const VisibleKeys* visible) {
   if (precision == Precision::f64 && problem.dtype == DType::f64) {
-    forward_as<long double>(problem, inputs, outputs, rounding(precision, problem.dtype), order,
-                            places, visible);
+    forward_as<long double>(problem, inputs, outputs, rounding(precision, problem), order, places,
+                            visible);
   } else if (precision == Precision::f64 || problem.dtype == DType::f64) {
-    forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem.dtype), order,
-                       places, visible);
+    forward_as<double>(problem, inputs, outputs, rounding(Precision::f64, problem), order, places,
+                       visible);
   } else {
-    forward_as<float>(problem, inputs, outputs, rounding(precision, problem.dtype), order, places,
+    forward_as<float>(problem, inputs, outputs, rounding(precision, problem), order, places,
                       visible);
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attn/run.hpp"
+#include "core/cache_type.hpp"
 #include "core/float8.hpp"
 #include "core/philox.hpp"
 #include "core/problem/dropout_state.hpp"
@@ -36,14 +37,15 @@ struct Rounding {
 inline constexpr double kPScale = 0x1p8;
 // Keys whose products with V add up in an 8-bit tensor core; partial sums are added in float.
 inline constexpr std::int64_t kKeysOfPart = 128;
-inline Rounding rounding(Precision precision, DType dtype) {
+inline Rounding rounding(Precision precision, const Problem& p) {
+  const DType dtype = p.dtype;
   switch (precision) {
     case Precision::f64:
       return {DType::f64, DType::f64, DType::f64, DType::f64};
     case Precision::f32:
       return {DType::f32, DType::f32, DType::f32, DType::f32};
     case Precision::problem:
-      return {dtype, dtype, dtype, dtype};
+      return {dtype, dtype, dtype, core::type_of_o(p)};
     case Precision::fused:
       return {DType::f32, dtype, DType::f32, DType::f32};
     case Precision::tensor_core:

@@ -7,7 +7,7 @@ namespace attn {
 namespace {
 
 TEST(TwoCaches, MergedAreOneSoftmax) {
-  for (const char* type : {"f32", "bf16", "f16"}) {
+  for (const char* type : {"f32", "bf16", "f16", "o(f32)_bf16", "o(f32)_f16"}) {
     for (std::uint64_t seed = 1; seed < 5; ++seed) {
       testing::TwoCaches caches(type, seed);
       forward(caches.window.problem, caches.window.inputs, caches.window.outputs);

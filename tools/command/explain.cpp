@@ -54,6 +54,11 @@ int explain_problem(const ExplainOptions& options) {
                 fmt::format("seqlen_prefix is {}; accepted by explain is 0 (problem {})",
                             request.problem.seqlen_prefix, core::echo(request.problem)));
   }
+  if (core::has_own_type_o(request.problem)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("type_o is {}; accepted by explain is dtype (problem {})",
+                            name(request.problem.type_o), core::echo(request.problem)));
+  }
   if (core::has_own_types(request.problem) || core::has_own_type_q(request.problem)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("type_q is {}, type_k is {} and type_v is {}; accepted by explain is "

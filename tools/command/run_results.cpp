@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "io/file.hpp"
 #include "io/npy.hpp"
 #include "io/output_file.hpp"
@@ -36,7 +37,7 @@ RunResults::RunResults(const RunProblem& read, bool backward, bool max_logit) {
   const Inputs& inputs = read.inputs;
   std::vector<std::int64_t> shape_o = shape(inputs.q);
   shape_o.back() = problem.head_dim_v;
-  outputs.o = keep(problem.dtype, shape_o);
+  outputs.o = keep(core::type_of_o(problem), shape_o);
   const DType lse = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
   outputs.lse = problem.layout_q == Layout::packed
                     ? keep(lse, {problem.heads_q, inputs.q.shape[0]})

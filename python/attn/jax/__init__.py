@@ -97,7 +97,7 @@ def attention(
         `[batch, heads_q, seqlen_q]`, natural logarithm, max_logit float32 `[heads_q]`.
     """
     return_lse, return_max_logit = returned_too(return_lse, return_max_logit)
-    for name in ("type_q", "type_k", "type_v"):
+    for name in ("type_q", "type_k", "type_v", "type_o"):
         if options.get(name) is not None:
             raise Unsupported(
                 f"{name} is {options[name]!r}; accepted by attn.jax is None, and by attn.attention "

@@ -194,15 +194,16 @@ def attention(
     copied there. In torch.compile the call is one operator without a graph break, its mask and
     score traced with the code around it. There is no second derivative, and max_logit has no
     gradient; of nested tensors it is of all sequences. Tensors of torch.float8_e4m3fn and
-    torch.float8_e5m2 name type_q, type_k and type_v themselves: forward alone, and with a graph
-    break in torch.compile.
+    torch.float8_e5m2 name type_q, type_k and type_v themselves: these, and type_o, are of forward
+    alone, and have a graph break in torch.compile.
     """
     made: Any = None
     # Dynamo answers this question while it traces; fake tensors, of other tracers, are not plain.
     is_special = (
         _is_dynamo_compiling() or _are_transforms_active() or _forward_ad._current_level >= 0
     )
-    is_plain = not (is_special or dropout or return_lse or return_max_logit)
+    has_type_o = options.get("type_o") is not None
+    is_plain = not (is_special or dropout or return_lse or return_max_logit or has_type_o)
     if is_plain and not _is_any_autocast_enabled():
         try:
             made = _attn.attended(q, k, v, options)
@@ -214,7 +215,7 @@ def attention(
         if made is not None and not made.has_arrays:
             return _apply_plain(made, q, k, v)
     return_lse, return_max_logit = returned_too(return_lse, return_max_logit)
-    if float8.is_float8(q, k, v):
+    if has_type_o or float8.is_float8(q, k, v):
         for name, tensor in (("q", q), ("k", k), ("v", v)):
             check_tensor(name, tensor)
         if _is_any_autocast_enabled():

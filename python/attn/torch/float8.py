@@ -30,8 +30,8 @@ def _bytes(name: str, t: Tensor, options: dict[str, Any]) -> Tensor:
         )
     if t.requires_grad and torch.is_grad_enabled():
         raise Unsupported(
-            f"{name} requires a gradient, and q, k or v is of 8-bit floats, which have no backward "
-            "pass; accepted is torch.no_grad(), or a tensor that requires none"
+            f"{name} requires a gradient, and 8-bit floats and type_o have no backward pass; "
+            "accepted is torch.no_grad(), or a tensor that requires none"
         )
     t = last_contiguous(t.detach())
     kind = TYPES.get(t.dtype)
@@ -58,9 +58,9 @@ def attention(
     rng: Any = None,
     **options: Any,
 ) -> Any:
-    """As attn.torch.attention. Where q is of 8 bits, out is of type_o, "bf16" unless it is given;
-    k and v alone may be, beside a q of another dtype. scale_q, scale_k and scale_v are what numbers
-    are multiplied by.
+    """As attn.torch.attention with types of their own. Where q is of 8 bits, out is of type_o,
+    "bf16" unless it is given; k and v alone may be, beside a q of another dtype. scale_q, scale_k
+    and scale_v are what numbers are multiplied by.
     """
     of_q = _bytes("q", q, options)
     k, v = _bytes("k", k, options), _bytes("v", v, options)

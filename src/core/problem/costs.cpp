@@ -166,7 +166,8 @@ double bytes_of_rows(const Problem& p, Phase phase, double rows_q, double rows_k
                                        row_bytes(type_of_v(p), p.head_dim_v));
   rows_k += static_cast<double>(p.heads_k) * static_cast<double>(p.seqlen_prefix);
   if (phase == Phase::forward) {
-    return rows_q * (query + element * d_v) + key * rows_k + 4 * rows_q;  // Q, O; K, V; LSE
+    const auto result = static_cast<double>(size_of(type_of_o(p)));
+    return rows_q * (query + result * d_v) + key * rows_k + 4 * rows_q;  // Q, O; K, V; LSE
   }
   return element * (rows_q * (2 * d + 2 * d_v) + rows_k * 2 * (d + d_v)) + 4 * rows_q;
 }

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "core/cache_type.hpp"
+
 namespace attn::core {
 
 ProblemNumbers numbers_of(const Problem& p) noexcept {
@@ -22,7 +24,8 @@ ProblemNumbers numbers_of(const Problem& p) noexcept {
               std::uint64_t{p.dropout.rng_state} << 26 | std::uint64_t{p.paged_prefix} << 27 |
               static_cast<std::uint64_t>(p.type_k) << 32 |
               static_cast<std::uint64_t>(p.type_v) << 40 |
-              static_cast<std::uint64_t>(p.type_q) << 48,
+              static_cast<std::uint64_t>(p.type_q) << 48 |
+              static_cast<std::uint64_t>(core::type_of_o(p)) << 56,
           std::bit_cast<std::uint64_t>(p.softmax_scale.value_or(0)),
           std::bit_cast<std::uint64_t>(p.dropout.probability)};
 }

@@ -71,7 +71,7 @@ class Parser {
     void (Parser::*read)();
     bool needs_shapes = false;
   };
-  static const std::array<Kind, 34>& kinds();
+  static const std::array<Kind, 35>& kinds();
 
   void take(std::string_view text) {
     const auto is_letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -132,6 +132,11 @@ class Parser {
       once(field);
       *to = parse_cache_type(type);
     }
+  }
+  void read_o() {
+    const std::string_view type = token_.parenthesised("the dtype of O, as in o(f32)");
+    once("type_o");
+    problem_.type_o = parse_dtype(type);
   }
   void read_q() { cache_type({{"type_q", &problem_.type_q}}); }
   void read_k() { cache_type({{"type_k", &problem_.type_k}}); }
@@ -269,8 +274,8 @@ class Parser {
   std::map<std::string, int> shorthand_buffers_;  // how many of each name
 };
 
-const std::array<Parser::Kind, 34>& Parser::kinds() {
-  static const std::array<Kind, 34> kKinds{{
+const std::array<Parser::Kind, 35>& Parser::kinds() {
+  static const std::array<Kind, 35> kKinds{{
       {"b", "b<N>", &Parser::read_b},
       {"n", "n<N>", &Parser::read_n},
       {"sq", "sq<N>", &Parser::read_sq},
@@ -285,6 +290,7 @@ const std::array<Parser::Kind, 34>& Parser::kinds() {
       {"f32", "f32", &Parser::read_dtype},
       {"bf16", "bf16", &Parser::read_dtype},
       {"f16", "f16", &Parser::read_dtype},
+      {"o", "o(<dtype>)", &Parser::read_o},
       {"q", "q(<type>)", &Parser::read_q},
       {"k", "k(<type>)", &Parser::read_k},
       {"v", "v(<type>)", &Parser::read_v},

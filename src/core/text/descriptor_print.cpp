@@ -185,6 +185,7 @@ std::string to_string(const Problem& problem) {
   const auto put_type = [&](std::string_view token, CacheType type) {
     if (type != CacheType::as_q) tokens.push_back(fmt::format("{}({})", token, name(type)));
   };
+  if (problem.type_o.given()) tokens.push_back(fmt::format("o({})", name(problem.type_o)));
   put_type("q", problem.type_q);
   if (problem.type_k == problem.type_v) {
     put_type("kv", problem.type_k);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/cache_type.hpp"
 #include "core/expr/build.hpp"
 #include "core/validate/validate_parts.hpp"
 
@@ -57,7 +58,7 @@ constexpr std::uintptr_t kWorkspaceAlignment = 128;
 // O, dO: as Q with head_dim_v.
 void check_like_o(const ArgumentCheck& check, const Problem& p, const Inputs& inputs,
                   const Label& name, const Tensor& t) {
-  check.tensor(name, t, p.dtype, shape_like_q(p, inputs.q.shape[0], p.head_dim_v));
+  check.tensor(name, t, type_of_o(p), shape_like_q(p, inputs.q.shape[0], p.head_dim_v));
   check.contiguous_rows(name, t);
 }
 

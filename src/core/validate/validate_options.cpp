@@ -67,6 +67,11 @@ void refuse_backward(const Problem& problem) {
                 fmt::format("key_list is {}; accepted by backward is 0, no lists (problem {})",
                             problem.key_list, echo(problem)));
   }
+  if (has_own_type_o(problem)) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("type_o is {}; accepted by backward is {}, the dtype (problem {})",
+                            name(problem.type_o), name(problem.dtype), echo(problem)));
+  }
   if (has_own_type_q(problem)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("type_q is {}; accepted by backward is as_q (problem {})",

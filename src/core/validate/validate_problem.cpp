@@ -122,6 +122,13 @@ void check_type_q(const ArgumentCheck& check, const Problem& p) {
   }
 }
 
+void check_type_o(const ArgumentCheck& check, const Problem& p) {
+  const bool sixteen_bits = p.dtype == DType::bf16 || p.dtype == DType::f16;
+  if (!has_own_type_o(p) || (sixteen_bits && p.type_o == DType::f32)) return;
+  check.refuse(fmt::format("type_o is {} and dtype is {}; accepted are {}{}", name(p.type_o),
+                           name(p.dtype), name(p.dtype), sixteen_bits ? " and f32" : ""));
+}
+
 void check_expressions(const ArgumentCheck& check, const Problem& p) {
   using attn::expr::Op;
   using attn::expr::Type;
@@ -154,6 +161,7 @@ void validate_problem(const Problem& problem) {
   check_layouts(check, problem);
   check_sizes(check, problem);
   check_products(check, problem);
+  check_type_o(check, problem);
   check_type_q(check, problem);
   check_cache_type(check, problem, "type_k", problem.type_k, problem.head_dim);
   check_cache_type(check, problem, "type_v", problem.type_v, problem.head_dim_v);

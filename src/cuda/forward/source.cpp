@@ -44,6 +44,7 @@ std::string_view cache_type(CacheType type) {
 ConfigText common_config(const ForwardConfig& c, bool splits, int keys) {
   const ForwardFeatures& f = c.features;
   ConfigText text(f.dtype);
+  text.type("Output", element_type(f.type_o));
   text.number("kHeadDim", f.head_dim);
   text.number("kHeadDimV", f.head_dim_v);
   text.number("kBlockM", c.tiling.rows);
@@ -96,7 +97,7 @@ constexpr unsigned kWideLengths = device::kWideCuSeqlensQ | device::kWideCuSeqle
 // The constants that combine reads: few, so that many problems share a kernel.
 std::string print_combine_config(const ForwardConfig& c) {
   const ForwardFeatures& f = c.features;
-  ConfigText text(f.dtype);
+  ConfigText text(f.type_o);
   text.number("kHeadDimV", f.head_dim_v);
   text.flag("kVectorO", f.vector_o);
   text.number("kAcross", c.combine.across);

@@ -38,6 +38,7 @@ std::int64_t cache_alignment(CacheType type, std::int64_t dim) {
 ForwardFeatures forward_features(const Problem& p, const ForwardTensors& tensors) {
   ForwardFeatures f;
   f.dtype = p.dtype;
+  f.type_o = core::type_of_o(p);
   f.head_dim = static_cast<int>(p.head_dim);
   f.head_dim_v = static_cast<int>(p.head_dim_v);
   f.type_q = core::type_of_q(p);

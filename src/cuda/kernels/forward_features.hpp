@@ -32,6 +32,7 @@ struct ForwardTensors {
 
 struct ForwardFeatures {
   DType dtype = DType::bf16;
+  DType type_o = DType::bf16;  // of O
   int head_dim = 0, head_dim_v = 0;
   bool packed_q = false, packed_k = false, used_q = false, used_k = false, paged = false;
   int page_size = 0;      // when paged

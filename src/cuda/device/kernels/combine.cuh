@@ -4,7 +4,7 @@
 // are added in a fixed order.
 //
 // Reads of C (kernels/combine_shape.hpp):
-//   Element        of O: Float32, BFloat16 or Float16
+//   Element        Output of the forward kernel: Float32, BFloat16 or Float16
 //   kHeadDimV      1 to 512
 //   kVectorO       the address and strides of O are multiples of 4 elements
 //   kAcross        threads side by side, each with kWide columns; a power of two up to 128

@@ -6,7 +6,7 @@
 // V pass through one buffer, 64 columns at a time.
 //
 // Reads of C:
-//   Element                Float32, BFloat16 or Float16
+//   Element, Output        Float32, BFloat16 or Float16; of O that or Float32
 //   kHeadDim, kHeadDimV    1 to 576
 //   kBlockM                64, or 32 (when a head_dim is above 128)
 //   kBlockN                64
@@ -372,7 +372,8 @@ struct ForwardSimt {
         if constexpr (C::kSplits) {
           p.partial_o[part * C::kHeadDimV + column] = x;
         } else {
-          *element<Element>(p.o, at + column) = Scalar<Element>::to(x);
+          using Output = typename C::Output;
+          *element<Output>(p.o, at + column) = Scalar<Output>::to(x);
         }
       }
     }

@@ -6,7 +6,7 @@
 // V; with two, K and V of the next block arrive during all of this one.
 //
 // Reads of C:
-//   Element                BFloat16 or Float16
+//   Element, Output        BFloat16 or Float16; of O that or Float32
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kBlockM, kWarps        16 or 32 rows a warp; 4 or 8 warps
 //   kBlockN                keys of a tile, a multiple of 32
@@ -57,6 +57,7 @@ struct ForwardSm80 {
   using TileK = typename Layout::TileK;
   using TileV = typename Layout::TileV;
   using Element = typename C::Element;
+  using Output = typename C::Output;
   using Blocks = KeyBlocks<C, Expressions, ForwardSm80, true>;
   static constexpr int kThreads = 32 * C::kWarps;
   static constexpr int kRows = C::kBlockM / C::kWarps;  // of a warp
@@ -326,8 +327,8 @@ struct ForwardSm80 {
       }
       if (lane() % 4 == 0) p.partial_lse[part] = used ? d.part : nothing_seen();
     } else {
-      char* o = static_cast<char*>(p.o) + 2 * tile.query_row(p.o_strides, query, head);
-      store_row<Element, C::kHeadDimV>(w.o[m], i, factor, o, exists);
+      auto* const o = element<Output>(p.o, tile.query_row(p.o_strides, query, head));
+      store_row<Output, C::kHeadDimV>(w.o[m], i, factor, o, exists);
       if (p.lse != nullptr && exists && lane() % 4 == 0) {
         p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
       }

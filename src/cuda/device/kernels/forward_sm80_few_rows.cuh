@@ -8,7 +8,7 @@
 // many bytes are on their way: no barrier of the block stands between a warp's copies.
 //
 // Reads of C:
-//   Element                BFloat16 or Float16
+//   Element, Output        BFloat16 or Float16; of O that or Float32
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kBlockM                rows: 16 or 32, all those of a K, V head and sequence
 //   kBlocksAtOnce          blocks of threads that a multiprocessor holds
@@ -59,6 +59,7 @@ struct ForwardFewRows {
   using TileV = typename Layout::TileV;
   using Stage = typename Layout::Stage;
   using Element = typename C::Element;
+  using Output = typename C::Output;
   using Blocks = KeyBlocks<C, Expressions, ForwardFewRows, C::kClassified>;
   static constexpr int kThreads = 32 * C::kWarps, kKeys = Layout::kKeys;
   static constexpr int kTiles = C::kBlockM / 16;
@@ -86,9 +87,6 @@ struct ForwardFewRows {
   };
   struct alignas(16) Four {
     float x[4];
-  };
-  struct alignas(8) FourElements {
-    unsigned x[2];
   };
   // Of a row, as one warp has it: what its exponents are taken against, in base 2, their sum, and
   // with a score the largest, from which exponents are taken where r is far (softmax/online.cuh).
@@ -402,9 +400,8 @@ struct ForwardFewRows {
       *reinterpret_cast<Four*>(p.partial_o + part * C::kHeadDimV + column) = o;
       if (column == 0) p.partial_lse[part] = used ? d.part : nothing_seen();
     } else {
-      char* to = static_cast<char*>(p.o) + 2 * (tile.query_row(p.o_strides, query, head) + column);
-      *reinterpret_cast<FourElements*>(to) = {Element::pack(o.x[0], o.x[1]),
-                                              Element::pack(o.x[2], o.x[3])};
+      store_four<Output>(element<Output>(p.o, tile.query_row(p.o_strides, query, head) + column),
+                         o.x);
       if (p.lse != nullptr && column == 0) {
         p.lse[tile.query_row(p.lse_strides, query, head)] = lse;
       }

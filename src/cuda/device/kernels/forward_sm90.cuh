@@ -9,7 +9,7 @@
 // take one tile of O after the other; Q of the next tile arrives while this one ends.
 //
 // Reads of C:
-//   Element                BFloat16 or Float16
+//   Element, Output        BFloat16 or Float16; of O that or Float32
 //   kHeadDim, kHeadDimV    multiples of 8, up to 256
 //   kConsumers             warpgroups that compute: 2 or 3
 //   kBlockN                keys of a tile, a multiple of 16 (of 32 with kDropout)

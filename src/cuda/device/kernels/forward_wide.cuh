@@ -11,7 +11,7 @@
 // Place (forward_sm80_wide/layout.cuh) says where tiles lie, and what each warp has.
 //
 // Reads of C:
-//   Element                BFloat16 or Float16
+//   Element, Output        BFloat16 or Float16; of O that or Float32
 //   kHeadDim, kHeadDimV    multiples of 8
 //   kBlockM, kWarps        16 rows for each group of warps; kWarps / (kBlockM / 16) warps a group
 //   kBlockN                keys of a tile
@@ -53,6 +53,7 @@ struct ForwardWide : Place_ {
   using TileV = typename Layout::TileV;
   using TileP = typename Layout::TileP;
   using Element = typename C::Element;
+  using Output = typename C::Output;
   using Blocks = KeyBlocks<C, Expressions, ForwardWide, true>;
   using Place::column0, Place::group_row, Place::has_scores, Place::key0, Place::lane, Place::o_row,
       Place::place, Place::row_of, Place::warp;
@@ -299,13 +300,15 @@ struct ForwardWide : Place_ {
       store_pairs<float2>(w.o[m], i, to, exists,
                           [&](float a, float b) { return make_float2(a * factor, b * factor); });
     } else {
-      char* to =
-          static_cast<char*>(p.o) + 2 * (tile.query_row(p.o_strides, query, head) + column0());
+      auto* const to = element<Output>(p.o, tile.query_row(p.o_strides, query, head) + column0());
       if constexpr (kAllColumns) {
-        store_row<Element, kColumns>(w.o[m], i, factor, to, exists);
+        store_row<Output, kColumns>(w.o[m], i, factor, to, exists);
+      } else if constexpr (kBytesOf<Output> == 4) {
+        store_pairs<float2>(w.o[m], i, to, exists,
+                            [&](float a, float b) { return make_float2(a * factor, b * factor); });
       } else {
         store_pairs<unsigned>(w.o[m], i, to, exists, [&](float a, float b) {
-          return Element::pack(a * factor, b * factor);
+          return Output::pack(a * factor, b * factor);
         });
       }
     }

@@ -36,7 +36,7 @@ struct VisibleRow {
   using Storage = typename Scalar<Element>::Storage;
   using QueryElement = typename OperandsOf<C>::Query;
   using QueryStorage = typename Scalar<QueryElement>::Storage;
-  using StoredElement = typename StoredAs<C::kSplits, Element>::Type;
+  using StoredElement = typename StoredAs<C::kSplits, typename C::Output>::Type;
   using Stored = typename Scalar<StoredElement>::Storage;
   static constexpr int kColumns = divide_up<32>(C::kHeadDimV);  // of a lane
   static constexpr float kLog2E = 1.4426950408889634f;
@@ -213,7 +213,7 @@ struct VisibleRow {
     if constexpr (C::kSplits) {
       return p.partial_o + tile.partial_row(p, query, head) * C::kHeadDimV;
     } else {
-      return element<Element>(p.o, tile.query_row(p.o_strides, query, head));
+      return element<StoredElement>(p.o, tile.query_row(p.o_strides, query, head));
     }
   }
 };

@@ -72,4 +72,20 @@ ATTN_DEVICE void store_row(const float (&o)[kColumns / 2], int i, float factor, 
   }
 }
 
+struct alignas(8) Words2 {
+  unsigned x, y;
+};
+struct alignas(16) Floats4 {
+  float x[4];
+};
+// Four neighbours of a row, rounded likewise; `to` is aligned to all of them.
+template <class Element>
+ATTN_DEVICE void store_four(void* to, const float (&x)[4]) {
+  if constexpr (kBytesOf<Element> == 4) {
+    *static_cast<Floats4*>(to) = {{x[0], x[1], x[2], x[3]}};
+  } else {
+    *static_cast<Words2*>(to) = {Element::pack(x[0], x[1]), Element::pack(x[2], x[3])};
+  }
+}
+
 }  // namespace attn::device

@@ -128,7 +128,8 @@ ForwardChoice choose_forward_sm90(const ForwardRequest& request) {
   tiling.reason = s.reason;
   tiling.spill_bytes = s.spill_bytes + (is_followed(f, p) ? kForwardSm90FollowerSpills : 0);
   made->drops_by_product = f.dropout && !f.dropout_flipped && s.drops_by_product;
-  made->stores_boxes = s.stages_q > 1 && !request.splits && tiling.group == 1 && !f.packed_q &&
+  made->stores_boxes = s.stages_q > 1 && !request.splits && f.type_o == f.dtype &&
+                       tiling.group == 1 && !f.packed_q &&
                        ceil_div(f.head_dim_v, 64) <= ceil_div(f.head_dim, 64);
   // Tiles of one to four blocks: +1 % at 512 keys, head sizes 64 and 128.
   if (widest <= 128 && holds(Condition::few_masked_keys, p)) made->near_blocks = 1;

@@ -154,7 +154,7 @@ ForwardChoice choose_forward_sm90_float8(const ForwardRequest& request) {
   tiling.stages = s.stages_v;
   const std::int64_t panels = ceil_div(f.head_dim, kPanel), qs = s.stages_q * s.warpgroups;
   made->sums_by_product = !request.tensors.lse;
-  made->stores_boxes = !request.splits && !f.packed_q;
+  made->stores_boxes = !request.splits && f.type_o == f.dtype && !f.packed_q;
   // Of a warp, ForwardSm90Layout::kPart.
   const std::int64_t ones =
       made->sums_by_product && !made->has_ones_in_v(f) ? 128 * ForwardSm90Float8::kRowsOfOnes : 0;

@@ -16,6 +16,7 @@ struct ForwardSm90Epilogue {
   using State = ForwardSm90State<C>;
   using Layout = typename Tiles::Layout;
   using Element = typename Tiles::Element;
+  using Output = typename C::Output;
   using Own = typename Tiles::Own;
   using Work = typename Tiles::Work;
 
@@ -109,7 +110,8 @@ struct ForwardSm90Epilogue {
   ATTN_DEVICE char* row_address(const Own& t, const Row& r) const {
     const Sequence& q = t.w.sequence;
     return static_cast<char*>(tiles.p.o) +
-           2 * ((C::kPackedQ ? 0 : q.batch * tiles.p.o_strides.batch) +
+           kBytesOf<Output> *
+               ((C::kPackedQ ? 0 : q.batch * tiles.p.o_strides.batch) +
                 (q.row_q + r.query) * tiles.p.o_strides.row + r.head * tiles.p.o_strides.head);
   }
 
@@ -169,16 +171,17 @@ struct ForwardSm90Epilogue {
         float* o = tiles.p.partial_o + partial_row(t.w, r) * C::kHeadDimV;
         store_row_f32<C::kHeadDimV>(c.o, i, ends.factor[i], o, r.exists);
       } else {
-        store_row<Element, C::kHeadDimV>(c.o, i, ends.factor[i], row_address(t, r), r.exists);
+        store_row<Output, C::kHeadDimV>(c.o, i, ends.factor[i], row_address(t, r), r.exists);
       }
     }
     give_back(slot, finite);
   }
 
   // Writes the same through `staging`, the place of the tile's Q, where each warp uses the rows
-  // that were its own. When it returns the place may be overwritten.
+  // that were its own. When it returns the place may be overwritten. O in float32 is too wide.
   static constexpr bool kCanStage =
-      !C::kSplits && (C::kFloat8 || (C::kStagesQ > 1 && Layout::kPanelsV <= Layout::kPanelsK));
+      !C::kSplits && kBytesOf<Output> == 2 &&
+      (C::kFloat8 || (C::kStagesQ > 1 && Layout::kPanelsV <= Layout::kPanelsK));
   static_assert(kCanStage || !C::kStoresBoxes);
   // Where a warp's rows are: among those of the warpgroup, or alone.
   static constexpr int kStagedPanel = C::kFloat8 ? 16 * 128 : 64 * 128;
@@ -190,7 +193,7 @@ struct ForwardSm90Epilogue {
       if (C::kStoresBoxes && elect_one()) bulk_wait_read();
       __syncwarp();
     }
-    stage_rows<Element, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, staged_row());
+    stage_rows<Output, C::kHeadDimV>(c.o, ends.factor, staging, kStagedPanel, staged_row());
     const Own t = tiles.own_at(slot);
     if constexpr (C::kStoresBoxes) {
       const int row = t.w.row0 + 64 * tiles.consumer + warp_row();
@@ -214,7 +217,8 @@ struct ForwardSm90Epilogue {
       char* const o = row_address(first, row_of(first, 0));
       copy_staged_rows<C::kHeadDimV>(staging, kStagedPanel, staged_row(), [&](int row) {
         const Row r = row_of({first.w, first.row + row, true}, 0);
-        return RowPlace{C::kGroup > 1 ? row_address(first, r) : o + 2 * row * tiles.p.o_strides.row,
+        return RowPlace{C::kGroup > 1 ? row_address(first, r)
+                                      : o + kBytesOf<Output> * row * tiles.p.o_strides.row,
                         r.exists};
       });
     }

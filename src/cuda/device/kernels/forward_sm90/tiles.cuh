@@ -21,7 +21,7 @@ template <class C, class Expressions>
 struct ForwardSm90Tiles {
   using Layout = ForwardSm90Layout<C>;
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
-  using Element = typename C::Element;               // of O
+  using Element = typename C::Element;               // of P, but for 8-bit floats
   using Operands = OperandsOf<C>;
   static constexpr int kBlockM = 64 * C::kConsumers;
   static constexpr int kGroup = C::kGroup;  // a power of two, as it divides 64
