@@ -113,6 +113,8 @@ std::string around(const std::string& text, std::string& tail) {
       kOfFloats, [&](std::string_view name) { return text.find(name) != std::string::npos; });
   return fmt::format(
       "#include \"emulated.hpp\"\n"
+      "#if defined(__GNUC__) && !defined(__clang__) && !defined(ATTN_PRECOMPILED)\n"
+      "#error emulated.hpp is not read precompiled\n#endif\n"
       "namespace attn::device {{\nextern \"C\" {{\n"
       "alignas(1024) {} attn_emulated_shared[232448 / {}];\n}}\n}}\n"
       "#define memory attn_emulated_shared\n#define shared_floats attn_emulated_shared\n",
@@ -151,8 +153,8 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int, const char* const*) {
   // Without libraries, which take the linker a fifth of a small kernel: the process has them.
   const std::string command =
       fmt::format(ATTN_KERNEL_COMPILER
-                  " -{0} -I" ATTN_PRECOMPILED
-                  "/{0} -shared -nostdlib -I{1} -o {2}/kernel.so {2}/kernel.cpp {3} >{2}/log 2>&1",
+                  " -{0} -I" ATTN_PRECOMPILED "/{0} " ATTN_KERNEL_FLAGS
+                  " -shared -nostdlib -I{1} -o {2}/kernel.so {2}/kernel.cpp {3} >{2}/log 2>&1",
                   p.level, p.headers.string(), at, ATTN_EMULATOR_LIBRARY);
   const int status = std::system(command.c_str());
   p.log = read(p.folder / "log") + "ptxas info    : Used 1 registers\n";
