@@ -88,10 +88,15 @@ std::string without_products(const std::string& text) {
   }
 }
 
-// Hopper's forward kernels spend their time in products.cpp and in waiting: optimising one takes
-// more than it saves, in others less.
+// These spend their time in products.cpp, in waiting and in their problems' references: optimising
+// one takes more than it saves, in others less or as much.
 const char* level_of(const std::string& text) {
-  return text.find("kernels/forward_sm90") != std::string::npos ? "O0" : "O1";
+  constexpr std::string_view kQuick[] = {"kernels/forward_sm90", "kernels/backward_sm90",
+                                         "kernels/backward_simt", "kernels/backward_standard"};
+  return std::ranges::any_of(
+             kQuick, [&](std::string_view name) { return text.find(name) != std::string::npos; })
+             ? "O0"
+             : "O1";
 }
 
 // What machine.cpp calls, and the name under which kernels know shared memory.
