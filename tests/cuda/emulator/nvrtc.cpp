@@ -117,9 +117,9 @@ std::string around(const std::string& text, std::string& tail) {
   const bool floats = std::ranges::any_of(
       kOfFloats, [&](std::string_view name) { return text.find(name) != std::string::npos; });
   return fmt::format(
-      "#include \"emulated.hpp\"\n"
+      "#include \"precompiled.hpp\"\n"
       "#if defined(__GNUC__) && !defined(__clang__) && !defined(ATTN_PRECOMPILED)\n"
-      "#error emulated.hpp is not read precompiled\n#endif\n"
+      "#error precompiled.hpp is not read precompiled\n#endif\n"
       "namespace attn::device {{\nextern \"C\" {{\n"
       "alignas(1024) {} attn_emulated_shared[232448 / {}];\n}}\n}}\n"
       "#define memory attn_emulated_shared\n#define shared_floats attn_emulated_shared\n",

@@ -1,10 +1,6 @@
 // What a CUDA compiler brings along, for a host compiler.
 #pragma once
 
-#if __INCLUDE_LEVEL__ == 0
-#define ATTN_PRECOMPILED  // by a kernel that takes ten times less to read it (nvrtc.cpp)
-#endif
-
 #include <cstddef>
 // Every kernel loads this header: without <algorithm>, and the special functions of libstdc++,
 // which include it, it is half as large.

@@ -33,7 +33,7 @@ struct BFloat16 {
 };
 struct Float16 {
   static constexpr unsigned kExponent = 0x7c00;
-  static unsigned round(float x) { return attn_bits<unsigned short>(static_cast<_Float16>(x)); }
+  static unsigned round(float x) { return ::attn_bits<unsigned short>(static_cast<_Float16>(x)); }
   static unsigned pack(float low, float high) { return round(low) | round(high) << 16; }
   static unsigned fma(unsigned x, unsigned y, unsigned z) {
     const auto half = [&](int i) {
