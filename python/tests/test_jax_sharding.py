@@ -350,6 +350,45 @@ def test_other_partitioners(mesh, kind):
         assert jax.typeof(found[0][0]).sharding.spec == P(*spec, None)
 
 
+@pytest.mark.parametrize("of_k", [P("x", None, "y"), P("y"), P(None, "x"), P(), None])
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_gradients_where_types_say_how_arrays_are_split(mesh, of_k, is_compiled):
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * 2)
+    arrays, bias = qkv(), normal(4, ROWS, ROWS)
+    given = [
+        x if spec is None else jax.device_put(x, NamedSharding(mesh, spec))
+        for x, spec in zip((*arrays, bias), (P("x", None, "y"), of_k, of_k, P()), strict=True)
+    ]
+
+    def loss(q, k, v, bias):
+        return (attn.jax.attention(q, k, v, bias=bias) ** 2).sum()
+
+    gradients = jax.grad(loss, (0, 1, 2, 3))
+    wanted = gradients(*arrays, bias)
+    with jax.set_mesh(mesh):
+        found = (jax.jit(gradients) if is_compiled else gradients)(*given)
+    close(found, wanted)
+    if of_k is not None:
+        assert [jax.typeof(x) for x in found] == [jax.typeof(x) for x in given]
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_gradients_within_shard_map_of_one_axis_where_types_say_it_of_the_other(mesh, axis):
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * 2)
+    arrays = qkv()
+    spec = P("x") if axis == "x" else P(None, None, "y")
+    attend = partial(attn.jax.attention, causal=True)
+    mapped = jax.shard_map(attend, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={axis})
+
+    def gradients(function, *given):
+        return jax.grad(lambda *x: (function(*x) ** 2).sum(), (0, 1, 2))(*given)
+
+    with jax.set_mesh(mesh):
+        given = split(mesh, arrays, [P("x", None, "y")] * 3)
+        found = jax.jit(partial(gradients, mapped))(*given)
+    close(found, gradients(attend, *arrays))
+
+
 @pytest.mark.parametrize("spec", [P("x", None, "y"), P(("x", "y")), P(None, "x", "y")])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
 def test_max_logit_is_of_all_devices(mesh, spec, axis_type):

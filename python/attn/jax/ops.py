@@ -227,6 +227,29 @@ def _mapped(one: _Pass) -> Callable[..., tuple[Any, ...]]:
     return function
 
 
+def _passed(one: _Pass, *operands: Any) -> tuple[Any, ...]:
+    """The pass. Where types say how arrays are split, those of results: a gradient is split as what
+    it belongs to, the others as the compiler is to choose.
+    """
+    types = dict(zip(one.operands(), map(jax.typeof, operands), strict=True))
+    meshes = [kind.sharding.mesh for kind in types.values()]
+    mesh = next((each for each in meshes if not each.empty), meshes[0])
+    explicit = tuple(
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    )
+    if not explicit:
+        return _mapped(one)(*operands)
+    if one.wanted is None:
+        of_results = _shardings(one, mesh, list(types.values()), ())[1]
+    else:
+        specs = [types[name].sharding.spec for name in one.wanted]
+        of_results = tuple([NamedSharding(mesh, spec) for spec in specs])
+    inner: Any = jax.sharding.auto_axes(_mapped(one), axes=explicit, out_sharding=of_results)
+    return tuple(inner(*operands))
+
+
 @jax.tree_util.register_static
 class _Wanted(tuple[bool, ...]):
     """Which of q, k, v and the arrays need a gradient."""
@@ -234,7 +257,7 @@ class _Wanted(tuple[bool, ...]):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _differentiable(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
-    return _mapped(_Pass(call, None))(q, k, v, *arrays)
+    return _passed(_Pass(call, None), q, k, v, *arrays)
 
 
 def _forward(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
@@ -264,8 +287,8 @@ def _backward_pass(call: Call, kept: Any, cotangents: Any) -> Any:
     )
     found: dict[str, Any] = {}
     if asked:
-        backward = _mapped(_Pass(call._replace(names=names), asked))
-        gradients = backward(d_out, q, k, v, out, lse, *operands)
+        one = _Pass(call._replace(names=names), asked)
+        gradients = _passed(one, d_out, q, k, v, out, lse, *operands)
         found = {
             name: gradient.astype(every[name].dtype)
             for name, gradient in zip(asked, gradients, strict=True)
@@ -280,20 +303,4 @@ _differentiable.defvjp(_forward, _backward_pass, symbolic_zeros=True)
 def run(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any:
     """(out, lse), and max_logit where the call asks for it."""
     q, k, v, *others = sharding.vary_alike((q, k, v, *arrays))
-    given = (q, k, v, tuple(others))
-    types = list(map(jax.typeof, (q, k, v, *others)))
-    mesh = types[0].sharding.mesh
-    explicit = tuple(
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    )
-    if not explicit:
-        return _differentiable(call, *given)
-    # Types say how arrays are split: the results' are those that the compiler is to choose.
-    one = _Pass(call, None)
-    of_results = _shardings(one, mesh, types, ())[1]
-    inner: Any = jax.sharding.auto_axes(
-        partial(_differentiable, call), axes=explicit, out_sharding=of_results
-    )
-    return inner(*given)
+    return _differentiable(call, q, k, v, tuple(others))
