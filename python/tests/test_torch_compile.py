@@ -190,6 +190,24 @@ def test_compile_with_dynamic_shapes_compiles_once(compiled, device):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+def test_compile_of_sizes_that_follow_from_values(compiled):
+    def chosen(q, flags):
+        some = q[:, flags.nonzero()[:, 0]].transpose(1, 2)
+        more = torch.cat((some, some), -1)
+        return attn.torch.attention(some, some, more, layout="bhsd").transpose(1, 2)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        function = compiled(chosen)
+        for count in (3, 5, 1, 0):
+            q, flags = leaf(2, 7, 4, 8), torch.arange(7) < count
+            found, wanted = function(q, flags), chosen(q, flags)
+            assert torch.equal(found, wanted)
+            assert found.stride() == wanted.stride() or count < 2
+            gradient = torch.randn_like(wanted)
+            ours, theirs = (torch.autograd.grad(out, q, gradient)[0] for out in (found, wanted))
+            torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_compile_draws_dropout_anew(compiled, device):
     def function(q, k, v):

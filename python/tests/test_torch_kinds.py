@@ -121,6 +121,18 @@ def test_kind(kind, entry):
     torch.testing.assert_close(out, dense(X, K, V), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["sparse", "sparse rows", "of oneDNN", "nested"])
+def test_kinds_as_arguments_of_scaled_dot_product_attention(kind):
+    tensor = KINDS[kind][0](K)
+    for name, given in (
+        ("query", (tensor, K, V)),
+        ("key", (K, tensor, V)),
+        ("value", (K, V, tensor)),
+    ):
+        with pytest.raises(attn.InvalidArgument, match=f"^{name} .*the layout torch"):
+            attn.torch.scaled_dot_product_attention(*given)
+
+
 def _with(name, tensor, entry):
     """The call that reads the tensor as the argument `name`."""
     call = ENTRIES[entry]

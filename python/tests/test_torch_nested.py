@@ -99,6 +99,7 @@ def test_refusals():
     single = torch.nested.nested_tensor([torch.randn(3, 8)], layout=torch.jagged)
     holes = narrowed()
     strided = torch.nested.nested_tensor([torch.randn(3, 4, 8)])
+    empty = jagged(4, 0).transpose(1, 2)
     for sentence, call in {
         "^k has the layout torch.strided beside a nested": lambda: attend(q, dense, dense),
         "^q has the layout torch.strided beside a nested": lambda: attend(dense, q, q),
@@ -108,6 +109,9 @@ def test_refusals():
         "^q is nested with gaps": lambda: attend(holes, holes, holes),
         "^q is nested, of the layout torch.strided": lambda: attend(strided, strided, strided),
         "^attn_mask is given beside nested": lambda: sdpa(*[turned] * 3, torch.ones(7, 7) > 0),
+        "^query is nested with a last dimension of 0": lambda: sdpa(empty, empty, empty),
+        "^value is nested with a last dimension of 0": lambda: sdpa(turned, turned, empty),
+        "^query is nested, of the layout torch.strided": lambda: sdpa(strided, strided, strided),
         "^query is nested, of 3 dimensions": lambda: sdpa(single, single, single),
     }.items():
         with pytest.raises(attn.InvalidArgument, match=sentence):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import torch
 import torch.autograd.forward_ad as _forward_ad
@@ -231,11 +231,7 @@ def attention(
                 dropout=dropout, rng=rng, **{"layout": None, **options},
             )  # fmt: skip
         if tensor.layout is not torch.strided or tensor.is_nested:
-            raise InvalidArgument(
-                f"{name} {'is nested, of' if tensor.is_nested else 'has'} the layout "
-                f"{tensor.layout}; accepted is torch.strided, and torch.jagged or cu_seqlens for "
-                "sequences of several lengths"
-            )
+            refuse_layout(name, tensor)
     is_transformed = not is_compiling and _are_transforms_active()
     if is_transformed:
         for name in _NUMBERS:
@@ -318,6 +314,14 @@ def check_tensor(name: str, given: Any) -> None:
             f"{name} is a {type(given).__name__}; accepted are tensors of PyTorch, and in "
             "attn.attention arrays of other libraries"
         )
+
+
+def refuse_layout(name: str, given: Tensor) -> NoReturn:
+    raise InvalidArgument(
+        f"{name} {'is nested, of' if given.is_nested else 'has'} the layout {given.layout}; "
+        f"accepted is torch.strided{', not nested' if given.is_nested else ''}, and torch.jagged "
+        "or cu_seqlens for sequences of several lengths"
+    )
 
 
 # Options that are numbers of Python, for which a tensor of a transform has no value.

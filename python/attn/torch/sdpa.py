@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidArgument
-from .calls import attention, check_tensor
+from .calls import attention, check_tensor, refuse_layout
 from .shapes import as_bias, check_shapes
 
 
@@ -57,6 +57,13 @@ def scaled_dot_product_attention(
         if tensor.dim() < 2:
             raise InvalidArgument(
                 f"{name} has shape {tuple(tensor.shape)}; accepted is [..., seqlen, head_dim]"
+            )
+        is_jagged = tensor.layout is torch.jagged
+        if not is_jagged and (tensor.layout is not torch.strided or tensor.is_nested):
+            refuse_layout(name, tensor)
+        if is_jagged and tensor.shape[-1] == 0:
+            raise InvalidArgument(
+                f"{name} is nested with a last dimension of 0; accepted is one of 1 and more"
             )
     if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         try:  # noqa: SIM105, a form that torch.compile reads

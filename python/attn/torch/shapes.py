@@ -109,16 +109,38 @@ def last_contiguous(t: Tensor) -> Tensor:
 def empty_as(t: Tensor, shape: Sequence[int]) -> Tensor:
     """A result that lies in memory as `t` does: the strides of bindings/pytorch.cpp."""
     strides = list(torch.empty_like(t).stride())
-    if list(shape) != list(t.shape):
-        inner_first = sorted(reversed(range(t.dim())), key=lambda i: strides[i])
+    if any(not _holds(a == b) for a, b in zip(shape, t.shape, strict=True)):
+        inner_first: list[int] = []
+        for i in reversed(range(t.dim())):
+            at = len(inner_first)
+            while at > 0 and _holds(strides[i] < strides[inner_first[at - 1]]):
+                at -= 1
+            inner_first.insert(at, i)
         step = 1
         for i in inner_first:
             strides[i] = step
-            step = step * max(shape[i], 1)
-    if strides[-1] != 1 and shape[-1] != 1:
+            step = step * _at_least_one(shape[i])
+    if not _holds(strides[-1] == 1) and not _holds(shape[-1] == 1):
         return t.new_empty(shape)
     strides[-1] = 1
     for i in reversed(range(t.dim() - 1)):
-        if shape[i] == 1:
-            strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+        if _holds(shape[i] == 1):
+            strides[i] = strides[i + 1] * _at_least_one(shape[i + 1])
     return t.new_empty_strided(shape, strides)
+
+
+def _holds(condition: Any) -> bool:
+    """Whether it does; False of sizes that torch.compile does not know before the call runs, as
+    those that follow from values. No such size is taken for 1.
+    """
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import (  # loaded: it made the condition
+        has_free_unbacked_symbols,
+    )
+
+    return not has_free_unbacked_symbols(condition) and bool(condition)
+
+
+def _at_least_one(size: Any) -> Any:
+    return max(size, 1) if isinstance(size, int) else torch.sym_max(size, 1)
