@@ -6,6 +6,7 @@ What such functions give without it is compared with PyTorch in test_torch_funct
 from __future__ import annotations
 
 import functools
+import sys
 
 import pytest
 
@@ -170,9 +171,21 @@ def with_local_function(w):
     return lambda s, b, h, i, j: s + 10.0 * close(i - j, w)
 
 
+def of_argument(holds):
+    return lambda s, b, h, i, j: s + 10.0 * holds(i - j)
+
+
+def positional(function):
+    return lambda s, b, h, i, j: function(s, b, h, i, j)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        lambda w: lambda s, b, h, i, j: s + sum(10.0 * (i - j == x) for x in (1, w)),
+        lambda w: lambda s, b, h, i, j: s + 10.0 * same(i - j, 1) + 10.0 * same(i - j, w),
+        lambda w: of_argument(lambda a: a == w),
+        lambda w: positional(lambda s, b, h, i, j: s + 10.0 * (i - j != w)),
         lambda w: lambda s, b, h, i, j: s + 10.0 * (i - j == w),
         lambda w: lambda s, b, h, i, j: s + 10.0 * (i - j != w),
         lambda w: lambda s, b, h, i, j: torch.where(~(i - j == w), s, 0.5),
@@ -185,6 +198,10 @@ def with_local_function(w):
         with_local_function,
     ],
     ids=[
+        "loop",
+        "called twice",
+        "argument",
+        "decorated",
         "==",
         "!=",
         "~",
@@ -198,7 +215,7 @@ def with_local_function(w):
     ],
 )
 def test_no_comparison_is_another_number(function):
-    """Refused, or right. Where it is neither, docs/coming-from/flexattention.md says so."""
+    """Refused, or right."""
 
     def call(q, w):
         return attend(q, function(w))[1]
@@ -207,14 +224,30 @@ def test_no_comparison_is_another_number(function):
         try:
             return f(q, w)
         except Exception as refusal:
-            assert "Expr" in str(refusal) or "no comparison came" in str(refusal)  # noqa: PT017
+            known = "Expr", "no comparison came", "makes a flag"
+            assert any(word in str(refusal) for word in known)  # noqa: PT017
             return None
+        finally:
+            assert sys.getprofile() is None
 
     made = compiled(call, dynamic=True)
     q = torch.randn(1, 2, N, 4)
     for w in (3, 7, 8):
         lse, want = result(made, w), result(call, w)
         assert lse is None or (want is not None and torch.equal(lse, want))
+
+
+def test_a_profiler_of_python_stays():
+    def called(frame, event, argument):
+        return None
+
+    q = torch.randn(1, 2, N, 4)
+    sys.setprofile(called)
+    try:
+        compiled(lambda q, w: attend(q, lambda s, b, h, i, j: s + (i == 3) * w)[1])(q, 2)
+        assert sys.getprofile() is called
+    finally:
+        sys.setprofile(None)
 
 
 @pytest.mark.skipif(VERSION < (2, 12), reason="PyTorch asks symbols, or refuses")

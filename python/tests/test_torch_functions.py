@@ -7,6 +7,7 @@ queries.
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 
@@ -255,6 +256,15 @@ def test_integers(name):
         torch.testing.assert_close(lse[0, 0].double(), want[:, key], rtol=1e-6, atol=1e-6)
 
 
+def twice(x):
+    return 2 * x
+
+
+with warnings.catch_warnings():  # that it is deprecated
+    warnings.simplefilter("ignore")
+    scripted = torch.jit.script(twice)
+
+
 @pytest.mark.parametrize(
     ("name", "function", "message"),
     [
@@ -268,6 +278,7 @@ def test_integers(name):
         ("score", lambda s, b, h, i, j: s @ s, "@ of Expr('score'), which is a scalar"),
         ("score", lambda s, b, h, i, j: Straight.apply(s), "Straight is an autograd.Function"),
         ("score", lambda s, b, h, i, j: _by_straight(s), "Straight is an autograd.Function"),
+        ("score", lambda s, b, h, i, j: scripted(s), "twice is a function of torch.jit.script"),
         ("score", lambda s, b, h, i, j: torch.floor(s), "floor of Expr('score'), which depends on"),
         (
             "score",

@@ -16,6 +16,8 @@ from ..trace.equalities import count_equalities
 from ..trace.expression import FUNCTIONS, METHODS, Expr, lift
 from ..trace.refusal import refuse
 from ..trace.tracer import as_formula, call, expression
+from .lost import count as count_lost
+from .lost import look_on
 
 refusal.is_compiling = torch.compiler.is_compiling
 _LOSES_EQUALITIES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 12)
@@ -125,9 +127,17 @@ def traced(given: Any, name: str, arrays: list[Tensor]) -> Expr:
     if not torch.compiler.is_compiling():
         return expression(given, name)
     if callable(given):
+        if _LOSES_EQUALITIES:
+            look_on()
         with _Loads(arrays):
             formula = call(given)
         if _LOSES_EQUALITIES:
+            if count_lost():
+                refuse(
+                    "== or != between a symbol and a number that changes from call to call, of "
+                    "which torch.compile makes a flag; accepted are symbol.eq(number) and "
+                    "symbol.ne(number)"
+                )
             _refuse_lost_equalities(given, formula.text)
         given = formula
     return as_formula(lift(given), name)

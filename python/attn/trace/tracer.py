@@ -171,6 +171,11 @@ class _Captured:
                 f"{v.__name__} is an autograd.Function, whose own backward an expression cannot "
                 "have: accepts functions that attn differentiates"
             )
+        elif kind.__name__ == "ScriptFunction":
+            refuse(
+                f"{v.name} is a function of torch.jit.script, which takes tensors alone: accepts "
+                "the function that it was made of"
+            )
         else:
             self.stable &= kind is type and v.__module__ == "builtins"
 
