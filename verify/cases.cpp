@@ -202,6 +202,7 @@ constexpr ListedCase kCases[] = {
      "a list for each query: rows of one query a block"},
     {"b2_sq5_sk300_hq6_hk3_d64_causal_softcap20_list100_sink/strided_padded_maxlogit_i64",
      "mask and score see the key that an entry names, and no key past the length is one"},
+    {"b1_sq2_sk700_hq40_hk2_d40_causal_list1100_sink", "long lists of few queries, cut into parts"},
     {"b3_sq20_sk200_hq4_hk2_d40_packedq_paged16_alibi_list33",
      "lists of packed queries over pages, head sizes that no block divides"},
 };

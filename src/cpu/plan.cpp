@@ -74,6 +74,10 @@ void choose_forward(Plan& plan) {
     }
   }
   if (plan.batch_invariant) return choose_invariant_splits(plan);
+  if (p.key_list > 0) {
+    plan.num_splits = static_cast<std::int32_t>(list_splits(p, plan.block_q, batch));
+    return;
+  }
   switch (plan.algorithm) {
     case Algorithm::flash_decoding:
       plan.num_splits = static_cast<std::int32_t>(
@@ -218,23 +222,27 @@ std::int64_t most_blocks_per_task(const Problem& p) {
 
 void choose_tasks(Plan& plan) {
   const Problem& p = plan.problem;
+  // Rows of one list are those of a query, whose parts are tasks of their own.
+  const bool has_lists = p.key_list > 0 && p.dtype != DType::f64;
   const Size pairs = Size(p.batch) * p.heads_k;
-  const std::int64_t rows = p.seqlen_q * (p.heads_q / p.heads_k);
+  const Size passes = has_lists ? pairs * p.seqlen_q : pairs;
+  const std::int64_t rows = (has_lists ? 1 : p.seqlen_q) * (p.heads_q / p.heads_k);
   if (decodes(plan)) {
     plan.rows_per_task = kMaxDecodeRows;
   } else {
     // Rows that share a pass over K and V share its packing; fewer where that would leave threads
-    // without a task.
+    // without a task. Tasks of lists are alike, so that two a thread are enough.
     auto blocks = static_cast<int>(
         std::clamp<std::int64_t>(ceil_div(rows, plan.block_q), 1, most_blocks_per_task(p)));
-    while (blocks > 1 &&
-           pairs * ceil_div(rows, std::int64_t{blocks} * plan.block_q) < 4 * plan.threads) {
+    while (blocks > 1 && passes * (has_lists ? plan.num_splits : 1) *
+                                 ceil_div(rows, std::int64_t{blocks} * plan.block_q) <
+                             (has_lists ? 2 : 4) * plan.threads) {
       blocks /= 2;
     }
     plan.rows_per_task = blocks * plan.block_q;
   }
-  const Size tasks_of_pair = plan.phase == Phase::backward ? 1 : ceil_div(rows, plan.rows_per_task);
-  plan.tasks = (pairs * tasks_of_pair * plan.num_splits).value();
+  const Size tasks_of_pass = plan.phase == Phase::backward ? 1 : ceil_div(rows, plan.rows_per_task);
+  plan.tasks = (passes * tasks_of_pass * plan.num_splits).value();
 }
 
 void finish(Plan& plan, std::vector<Plan> shorter) {

@@ -93,7 +93,9 @@ void check_plan(const Plan& plan, Phase phase) {
   check_plan_range(plan, "block_k", plan.block_k, kBlockK, kBlockK);
   check_plan_range(plan, "rows_per_task", plan.rows_per_task, 1,
                    std::int64_t{blocks_per_task} * rows);
-  const std::int64_t blocks = core::ceil_div(plan.problem.seqlen_k, kBlockK);
+  const std::int64_t keys =
+      plan.problem.key_list > 0 ? plan.problem.key_list : plan.problem.seqlen_k;
+  const std::int64_t blocks = core::ceil_div(keys, kBlockK);
   check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
   if (plan.batch_invariant) {
     const std::int64_t splits =

@@ -35,7 +35,8 @@ class Count {
         d_(leading_dim(static_cast<int>(p_.head_dim))),
         d_v_(leading_dim(static_cast<int>(p_.head_dim_v))),
         pairs_(Size(p_.batch) * p_.heads_k),
-        rows_(Size(p_.seqlen_q) * (p_.heads_q / p_.heads_k)),
+        group_(p_.heads_q / p_.heads_k),
+        rows_(Size(p_.seqlen_q) * group_),
         blocks_(core::divide_up(rows_, plan.block_q)),
         tasks_(pairs_ * std::max(Size(1), core::divide_up(rows_, plan.rows_per_task))) {
     tile_.operand = plan.compute;
@@ -50,8 +51,15 @@ class Count {
 
   Size forward() const {
     const Size scratch = plan_.threads * (scratch_bytes(group()) + kRounding);
-    if (p_.key_list > 0) return scratch + task_lists();
     const Size partial = Partials::bytes_each(static_cast<int>(p_.head_dim_v), plan_.block_q);
+    const Size blocks_of_task = core::divide_up(Size(plan_.rows_per_task), plan_.block_q);
+    if (p_.key_list > 0) {
+      const Size tasks =
+          pairs_ * p_.seqlen_q * core::divide_up(group_, std::int64_t{plan_.rows_per_task});
+      const Size partials = plan_.num_splits > 1 ? tasks * plan_.num_splits : Size(0);
+      return scratch + tasks * Size(sizeof(RowTask)) + partials * blocks_of_task * partial +
+             kRounding;
+    }
     switch (plan_.algorithm) {
       case Algorithm::standard:
         return plan_.threads * (one_block() + kFloat * kMaxRows * p_.head_dim_v) + matrix();
@@ -66,7 +74,7 @@ class Count {
       case Algorithm::flash_decoding:
         return scratch + few_rows() + Size(p_.batch) * 8 + kRounding + task_lists() +
                (has_few_rows(p_) || plan_.num_splits > 1 ? tasks_ : Size(0)) * plan_.num_splits *
-                   core::divide_up(Size(plan_.rows_per_task), plan_.block_q) *
+                   blocks_of_task *
                    Partials::bytes_each(static_cast<int>(p_.head_dim_v),
                                         partial_rows(p_, plan_.block_q));
       case Algorithm::flash_attention_2:
@@ -151,7 +159,9 @@ class Count {
   const Problem& p_;
   const Expressions& expressions_;
   Size d_, d_v_;  // leading dimensions
-  Size pairs_, rows_, blocks_, tasks_;
+  Size pairs_;
+  Size group_;  // query heads of a K, V head
+  Size rows_, blocks_, tasks_;
   TileScratch tile_;
 };
 

@@ -102,6 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
         "f32",
         "b1_n512_h1_d32_window64x0_bf16", "b1_sq3_sk500_hq40_hk1_d72_dv64_list200_bf16/vink",
         "b3_sq9_sk300_hq6_hk2_d40_causal_packedq_paged16_list70_f32",
+        "b1_sq2_sk900_hq40_hk1_d72_dv64_causal_list1100_bf16/vink",
         "b2_sq4_sk1300_hq36_hk9_d40_mask(head%2==0||key<=query+900)_bf16",
         "b1_sq333_sk1100_h1_d64_causal_f64",
         "b2_n150_hq4_hk2_d40_softcap10_alibi_bias_sink_dropout0.2_seed3_f64/padded"),

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/context.hpp"
 #include "attn/error.hpp"
 #include "attn/mask.hpp"
 #include "attn/run.hpp"
@@ -245,6 +246,41 @@ TEST(KeyList, NamesKeysOfPages) {
     EXPECT_NE(std::string(error.what()).find("page_table[0, 9] is -1"), std::string::npos)
         << error.what();
   }
+}
+
+// A long list of one query is cut into parts, by its own length where the call is batch_invariant.
+TEST(KeyList, OfOneQueryIsCutIntoParts) {
+  constexpr std::int64_t kLong = 1100;
+  Call call;
+  std::vector<std::int32_t> lists(kBatch * kLong);
+  for (std::int32_t& key : lists) key = static_cast<std::int32_t>(call.random() % 160) - 5;
+  // A part that names no key.
+  std::fill_n(lists.begin() + 500, 600, -1);
+  Problem problem{.key_list = kLong};
+  const auto result = [&](std::int64_t first, std::int64_t batch, const PlanOptions& options,
+                          int threads) {
+    std::vector<float> o(static_cast<std::size_t>(batch * kHeadsQ * kDimV), kNaN);
+    const Inputs in{
+        .q = tensor(call.q.data() + first * kHeadsQ * kDim, {batch, 1, kHeadsQ, kDim}),
+        .k = tensor(call.k.data() + first * kKeys * kHeadsK * kDim, {batch, kKeys, kHeadsK, kDim}),
+        .v =
+            tensor(call.v.data() + first * kKeys * kHeadsK * kDimV, {batch, kKeys, kHeadsK, kDimV}),
+        .seqused_k = tensor(call.used.data() + first, {batch}),
+        .key_list = tensor(lists.data() + first * kLong, {batch, 1, 1, kLong})};
+    const Outputs out{.o = tensor(o.data(), {batch, 1, kHeadsQ, kDimV})};
+    const Plan plan = make_plan(complete(problem, in), Phase::forward, options);
+    EXPECT_EQ(plan.num_splits, options.backend == Backend::reference ? 1 : 2);
+    forward(problem, in, out, options, {.executor = make_thread_pool(threads), .log = nullptr});
+    return o;
+  };
+  const std::vector<float> expected = result(0, kBatch, {.backend = Backend::reference}, 1);
+  const std::vector<float> got = result(0, kBatch, {}, 1);
+  for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(got[i], expected[i], 2e-5) << i;
+  EXPECT_EQ(got, result(0, kBatch, {.threads = 3}, 3));
+  const PlanOptions invariant{.batch_invariant = true};
+  std::vector<float> apart = result(0, 1, invariant, 2);
+  for (const float x : result(1, 1, invariant, 1)) apart.push_back(x);
+  EXPECT_EQ(result(0, kBatch, invariant, 3), apart);
 }
 
 TEST(KeyList, MayBeTakenFromTheTensor) {

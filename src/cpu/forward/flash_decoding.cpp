@@ -6,21 +6,11 @@
 #include "core/ceil_div.hpp"
 #include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/forward.hpp"
-#include "cpu/forward/partial.hpp"
+#include "cpu/forward/merge_parts.hpp"
 #include "cpu/forward/splits.hpp"
 
 namespace attn::cpu {
 namespace {
-
-// Partials are numbered [task][split][Q block of the task]; a sequence may have fewer than
-// `splits`.
-struct PartialIndex {
-  std::int64_t splits;
-  std::int64_t blocks_per_task;
-  std::int64_t operator()(std::int64_t task, std::int64_t split, std::int64_t block) const {
-    return (task * splits + split) * blocks_per_task + block;
-  }
-};
 
 // Where parts by tiles go: to partials, or to the outputs where a sequence is one part.
 struct TileResults {
@@ -226,22 +216,9 @@ void forward_flash_decoding(const Attention& a, const Plan& plan, const Outputs&
   }
   if (!has_partials) return;
 
-  const WorkerScratch<GroupScratch> scratch(workers.workspace(), workers.count(), group_scratch(a));
-  workers.parallel_for(count, [&](std::int64_t index, int worker) {
-    const RowTask& task = tasks[static_cast<std::size_t>(index)];
-    const auto [sequence, head_k] = pair_at(a, task.pair);
+  merge_parts(a, tasks, {partials, at}, outputs, workers, [&](const core::Sequence& sequence) {
     const auto parts = static_cast<int>(splits.of(sequence));
-    if (parts == 1 && !few_rows) return;  // stored
-    GroupScratch s = scratch.of(worker);
-    QueryBlock& q = s.blocks[0];
-    for (std::int64_t i = 0; i * a.ops.rows < task.rows; ++i) {
-      const std::int64_t row0 = i * a.ops.rows;
-      a.describe_query_block(sequence, head_k, task.row0 + row0,
-                             static_cast<int>(std::min<std::int64_t>(task.rows - row0, a.ops.rows)),
-                             q);
-      merge_partials(a, partials, at(index, 0, i), at.blocks_per_task, parts, q);
-      a.store_block(sequence, q, outputs);
-    }
+    return parts == 1 && !few_rows ? 0 : parts;  // stored
   });
 }
 

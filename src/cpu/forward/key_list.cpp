@@ -1,10 +1,12 @@
 // FlashAttention-2, algorithm 1 (Dao 2023), over keys by list (Problem::key_list): the query heads
 // of a K, V head that share a query are Q blocks, and the rows of K and V that the query's list
-// names are gathered block by block, in the order of the list.
+// names are gathered block by block, in the order of the list. Where there are few queries, parts
+// of a list are tasks, whose results are merged.
 #include <cmath>
 #include <limits>
 
 #include "cpu/forward/forward.hpp"
+#include "cpu/forward/merge_parts.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/listed_keys.hpp"
 #include "cpu/nonfinite.hpp"
@@ -91,33 +93,64 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_k,
   }
 }
 
+// Rows of one query each.
+RowTasks list_tasks(const Attention& a, std::int64_t rows_per_task, Workspace& workspace) {
+  const std::int64_t pieces = core::ceil_div(std::int64_t{a.group}, rows_per_task);
+  std::int64_t queries = 0;
+  for (const core::Sequence& sequence : a.sequences) queries += sequence.length_q;
+  RowTasks tasks(&workspace);
+  tasks.reserve(static_cast<std::size_t>(queries * a.problem.heads_k * pieces));
+  for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
+    const std::int64_t rows = a.rows(pair_at(a, pair).sequence);
+    for (std::int64_t query = 0; query < rows; query += a.group) {
+      for (std::int64_t r = 0; r < a.group; r += rows_per_task) {
+        tasks.push_back({pair, query + r, std::min(rows_per_task, a.group - r), 0});
+      }
+    }
+  }
+  return tasks;
+}
+
 }  // namespace
 
 void forward_key_list(const Attention& a, const Plan& plan, const Outputs& outputs,
                       const Workers& workers) {
   Workspace& workspace = workers.workspace();
-  const RowTasks tasks = row_tasks(a, plan.rows_per_task, workspace);
-  const WorkerScratch<GroupScratch> scratch(workspace, workers.count(), group_scratch(a));
-  workers.parallel_for(
-      static_cast<std::int64_t>(tasks.size()), [&](std::int64_t index, int worker) {
-        const RowTask& task = tasks[static_cast<std::size_t>(index)];
-        const auto [sequence, head_k] = pair_at(a, task.pair);
-        GroupScratch s = scratch.of(worker);
-        const TileState tile_state(a.ops);
-        const std::int64_t end = task.row0 + task.rows;
-        for (std::int64_t row = task.row0; row < end;) {
-          const std::int64_t query = row / a.group;
-          const std::int64_t rows = std::min(end, (query + 1) * a.group) - row;
-          const core::KeyList list = core::key_list(a.problem, a.inputs, sequence, query, head_k);
-          const int blocks = load_query_group(a, sequence, head_k, row, rows, s.blocks);
-          for (std::int64_t entry = 0; entry < list.count; entry += kBlockK) {
-            const ListedKeys keys(list, entry);
-            if (keys.any) attend_keys(a, sequence, head_k, keys, blocks, s);
-          }
-          for (int i = 0; i < blocks; ++i) a.store_block(sequence, s.blocks[i], outputs);
-          row += rows;
+  const RowTasks tasks = list_tasks(a, plan.rows_per_task, workspace);
+  const std::int64_t parts = plan.num_splits;
+  const PartialIndex at{parts, core::ceil_div(plan.rows_per_task, a.ops.rows)};
+  const auto count = static_cast<std::int64_t>(tasks.size());
+  const Partials partials(workspace, parts > 1 ? core::Size(count) * parts * at.blocks_per_task : 0,
+                          a.dim_v, a.ops.rows);
+  {
+    const Workspace::Scope of_parts(workspace);
+    const WorkerScratch<GroupScratch> scratch(workspace, workers.count(), group_scratch(a));
+    workers.parallel_for(count * parts, [&](std::int64_t index, int worker) {
+      const RowTask& task = tasks[static_cast<std::size_t>(index / parts)];
+      const auto [sequence, head_k] = pair_at(a, task.pair);
+      GroupScratch s = scratch.of(worker);
+      const TileState tile_state(a.ops);
+      const core::KeyList list =
+          core::key_list(a.problem, a.inputs, sequence, task.row0 / a.group, head_k);
+      const KeyRange range = split_range(list.count, parts, index % parts);
+      const int blocks = load_query_group(a, sequence, head_k, task.row0, task.rows, s.blocks);
+      for (std::int64_t entry = range.begin; entry < range.end; entry += kBlockK) {
+        const ListedKeys keys(list, entry);
+        if (keys.any) attend_keys(a, sequence, head_k, keys, blocks, s);
+      }
+      for (int i = 0; i < blocks; ++i) {
+        QueryBlock& q = s.blocks[i];
+        if (parts == 1) {
+          a.store_block(sequence, q, outputs);
+        } else {
+          save_partial(a, q, q.o_t, partials[at(index / parts, index % parts, i)]);
         }
-      });
+      }
+    });
+  }
+  if (parts == 1) return;
+  merge_parts(a, tasks, {partials, at}, outputs, workers,
+              [&](const core::Sequence&) { return static_cast<int>(parts); });
 }
 
 }  // namespace attn::cpu

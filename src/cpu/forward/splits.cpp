@@ -36,8 +36,19 @@ std::int64_t useful_splits(const Problem& p, std::int64_t length) {
                                 length / (has_few_rows(p) ? kMinFewRowsSplitKeys : kMinSplitKeys));
 }
 
+std::int64_t list_splits(const Problem& p, std::int32_t block_q, std::int64_t batch) {
+  if (p.dtype == DType::f64) return 1;
+  const std::int64_t blocks = ceil_div(p.heads_q / p.heads_k, block_q);
+  const std::int64_t tasks =
+      (core::Size(batch) * p.heads_k * p.seqlen_q * ceil_div(blocks, kMaxBlocksPerTask)).value();
+  return std::clamp<std::int64_t>(
+      ceil_div(kEnoughTasks, std::clamp<std::int64_t>(tasks, 1, kEnoughTasks)), 1,
+      std::max<std::int64_t>(1, p.key_list / kMinSplitKeys));
+}
+
 std::int64_t invariant_splits(const Problem& p, Algorithm algorithm, std::int32_t block_q,
                               std::int64_t length) {
+  if (p.key_list > 0) return list_splits(p, block_q, 1);
   switch (algorithm) {
     case Algorithm::flash_decoding:
       // Few rows have parts as long as others: a large batch needs none, and parts of half the

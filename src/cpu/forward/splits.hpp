@@ -19,6 +19,9 @@ std::int64_t wanted_splits(const Problem& problem, std::int32_t block_q, std::in
 // The most parts of `length` keys that are each worth a task, at least 1.
 std::int64_t useful_splits(const Problem& problem, std::int64_t length);
 
+// Parts of each list (Problem::key_list) with which there are enough tasks of `batch` sequences.
+std::int64_t list_splits(const Problem& problem, std::int32_t block_q, std::int64_t batch);
+
 // PlanOptions::batch_invariant: parts of a sequence of `length` keys. They depend on the length and
 // on what the problem says of all sequences alike, and never become fewer where the length grows.
 std::int64_t invariant_splits(const Problem& problem, Algorithm algorithm, std::int32_t block_q,
