@@ -146,6 +146,35 @@ TEST(AppendKv, OfAPromptLongerThanTheRingTheLastRowsStay) {
   }
 }
 
+// Angles of any size: of pairs (1, 0) the results are cosine and sine, rounded once.
+TEST(AppendKv, RotatesByAnyAngle) {
+  std::mt19937_64 random(std::random_device{}());
+  std::uniform_real_distribution<float> exponent(-20, 3);
+  constexpr std::int64_t kDim = 128, kPairs = kDim / 2;
+  for (int turn = 0; turn < 200; ++turn) {
+    const std::int64_t position =
+        static_cast<std::int64_t>(random() >> (2 + random() % 62)) * (turn % 2 == 0 ? 1 : -1);
+    const std::int64_t none = 0;
+    std::vector<float> frequencies(kPairs), q(kDim, 0.0f), to(kDim, NAN);
+    for (float& x : frequencies) x = std::exp2(exponent(random));
+    frequencies[1] = static_cast<float>(std::acos(-1.0)) / 2;  // multiples of right angles
+    std::fill_n(q.begin(), kPairs, 1.0f);
+    append_kv({},
+              {.q = tensor(q.data(), {1, 1, 1, kDim}),
+               .positions = tensor(&none, {1, 1}),
+               .rope_positions = tensor(&position, {1, 1}),
+               .inv_freq = tensor(frequencies.data(), {kPairs})},
+              {.q = tensor(to.data(), {1, 1, 1, kDim})});
+    for (std::int64_t i = 0; i < kPairs; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const double angle = static_cast<double>(position) * double{frequencies[at]};
+      ASSERT_NEAR(to[at], std::cos(angle), 0x1.01p-25) << position << " * " << frequencies[at];
+      ASSERT_NEAR(to[at + kPairs], std::sin(angle), 0x1.01p-25)
+          << position << " * " << frequencies[at];
+    }
+  }
+}
+
 // One layer of an engine's cache [layers, K or V, pages, page_size, heads, dim] is a view of it,
 // and a slot mapping is positions in one sequence of all rows.
 TEST(AppendKv, WritesOneLayerOfACacheOfAllByItsSlots) {

@@ -11,6 +11,7 @@
 #include "core/cache_type.hpp"
 #include "core/hadamard.hpp"
 #include "core/tensor/element.hpp"
+#include "cpu/append/cosines.hpp"
 #include "cpu/plan_check.hpp"
 #include "cpu/tile_ops.hpp"
 
@@ -100,17 +101,18 @@ struct Rotation {
   void set(const core::AppendCall& call, std::int64_t position) {
     const AppendInputs& in = call.inputs;
     const std::int64_t pairs = call.rope_dim / 2;
+    Floats of_pair_cos, of_pair_sin;
+    const float* cosines = of_pair_cos.data();
+    const float* sines = of_pair_sin.data();
+    if (in.inv_freq.given()) {
+      set_cosines(static_cast<double>(position), static_cast<const float*>(in.inv_freq.data), pairs,
+                  of_pair_cos.data(), of_pair_sin.data());
+    } else {
+      cosines = static_cast<const float*>(in.cos.data) + position * in.cos.strides[0];
+      sines = static_cast<const float*>(in.sin.data) + position * in.sin.strides[0];
+    }
     for (std::int64_t i = 0; i < pairs; ++i) {
-      float c = 0, s = 0;
-      if (in.inv_freq.given()) {
-        const double angle =
-            static_cast<double>(position) * double{static_cast<const float*>(in.inv_freq.data)[i]};
-        c = static_cast<float>(std::cos(angle));
-        s = static_cast<float>(std::sin(angle));
-      } else {
-        c = static_cast<const float*>(in.cos.data)[position * in.cos.strides[0] + i];
-        s = static_cast<const float*>(in.sin.data)[position * in.sin.strides[0] + i];
-      }
+      const float c = cosines[i], s = sines[i];
       const auto first = static_cast<std::size_t>(call.interleaved ? 2 * i : i);
       const auto second = static_cast<std::size_t>(call.interleaved ? 2 * i + 1 : pairs + i);
       cos[first] = cos[second] = c;
