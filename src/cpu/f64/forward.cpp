@@ -91,7 +91,7 @@ class Forward {
     s.again = false;
     attend(sequence, head_k, task, blocks, s);
     s.again = !a_.has_score() && !std::all_of(s.blocks, s.blocks + blocks, [&](const Block& block) {
-      return all_finite(block.o, block.rows.count, a_.dim_v);
+      return tiles_.all_finite(block.o, block.rows.count, a_.dim_v);
     });
     if (s.again) attend(sequence, head_k, task, blocks, s);
     for (int i = 0; i < blocks; ++i) store(sequence, s.blocks[i]);

@@ -129,7 +129,8 @@ void GradientTiles::load(std::int64_t pair, std::int64_t row0, GradientRows& blo
   const core::Rows grad = core::rows_like_q(a_.problem, a_.inputs, d_outputs_.o, sequence.batch);
   Tiles::load_rows(sequence.q, block.rows, a_.dim, block.q);
   Tiles::load_rows(grad, block.rows, a_.dim_v, block.d_o);
-  block.finite = all_finite(block.q, count, a_.dim) && all_finite(block.d_o, count, a_.dim_v);
+  block.finite =
+      tiles_.all_finite(block.q, count, a_.dim) && tiles_.all_finite(block.d_o, count, a_.dim_v);
   block.lse = lse(pair) + row0;
   block.delta = delta(pair) + row0;
   block.weight = weight_ == nullptr ? nullptr : weight(pair) + row0;

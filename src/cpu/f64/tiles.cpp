@@ -1,7 +1,6 @@
 #include "cpu/f64/tiles.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 namespace attn::cpu::f64 {
@@ -18,18 +17,6 @@ void copy_row(const double* row, int dim, double* to) {
 }
 
 }  // namespace
-
-bool all_finite(const double* x, int rows, int dim) {
-  constexpr std::uint64_t kExponent = 0x7ff0000000000000;
-  const std::ptrdiff_t ld = leading_dim_f64(dim);
-  std::uint64_t special = 0;
-  for (int i = 0; i < rows; ++i) {
-    for (int j = 0; j < dim; ++j) {
-      special |= (std::bit_cast<std::uint64_t>(x[i * ld + j]) & kExponent) == kExponent ? 1 : 0;
-    }
-  }
-  return special == 0;
-}
 
 Tile Tiles::scratch(const Expressions& programs) {
   Tile t;

@@ -100,6 +100,10 @@ class Tiles {
   RowPoint point(const QueryRows& q, const Keys& keys, int row, const double* scores) const {
     return point(q, keys.key0, keys.keys, row, scores);
   }
+  // Whether x[rows][leading_dim_f64(dim)] holds no infinity and no NaN.
+  bool all_finite(const double* x, int rows, int dim) const {
+    return verbs_.all_finite(x, std::ptrdiff_t{rows} * leading_dim_f64(dim));
+  }
   const VerbsF64& verbs() const { return verbs_; }
 
  private:
@@ -109,8 +113,5 @@ class Tiles {
   const Attention& a_;
   const VerbsF64& verbs_;
 };
-
-// Whether x[row][0, dim) of `rows` rows, leading_dim_f64(dim) apart, hold no infinity and no NaN.
-bool all_finite(const double* x, int rows, int dim);
 
 }  // namespace attn::cpu::f64

@@ -53,6 +53,8 @@ struct VerbsF64 {
   // o[0, dim) <- alpha o + sum_j p[j] row[j][0, dim); careful: as of ProductF64.
   void (*add_weighted)(const double* p, const double* const* row, int keys, int dim, double alpha,
                        bool careful, double* o);
+  // Whether x[0, count) holds no infinity and no NaN; count: a multiple of kLineDoubles.
+  bool (*all_finite)(const double* x, std::ptrdiff_t count);
   // to[column][ld] <- from[row][0, columns), transposed.
   void (*transpose)(const double* const* row, int rows, int columns, double* to, int ld);
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/f64/verbs.hpp"
+#include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/gradient_sums.hpp"
 #include "cpu/kernels/products.hpp"
 #include "cpu/kernels/vec.hpp"
@@ -252,6 +253,7 @@ static constexpr VerbsF64 verbs_f64() {
   verbs.score_gradient = score_gradient_f64;
   verbs.dots = dots_f64;
   verbs.add_weighted = add_weighted_f64;
+  verbs.all_finite = all_finite_f64;
   verbs.transpose = transpose_f64;
   return verbs;
 }

@@ -87,6 +87,17 @@ ATTN_INLINE To bit_cast(From v) {
 ATTN_INLINE F select(I condition, F a, F b) { return condition ? a : b; }
 ATTN_INLINE I select(I condition, I a, I b) { return condition ? a : b; }
 
+// The larger of each lane.
+ATTN_INLINE I larger(I a, I b) {
+#if ATTN_VECTOR_BYTES == 64
+  return bit_cast<I>(_mm512_max_epi32(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+#elif ATTN_VECTOR_BYTES == 32
+  return bit_cast<I>(_mm256_max_epi32(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+#else
+  return select(a > b, a, b);
+#endif
+}
+
 ATTN_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
 ATTN_INLINE I to_int(F v) { return __builtin_convertvector(v, I); }  // truncates
 
