@@ -19,8 +19,9 @@ constexpr std::int64_t kQueries = 6, kKeys = 3, kHeads = 2, kDim = 4;
 constexpr std::int64_t kBlind = kQueries - kKeys;  // the first queries see no key
 
 // The tensors of one head whose sink is `value` beside one whose sink is 0.5.
-struct Call {
-  explicit Call(float value) : sink{value, 0.5f} {
+template <class T>
+struct CallOf {
+  explicit CallOf(float value) : sink{value, 0.5f} {
     for (std::size_t i = 0; i < q.size(); ++i) q[i] = 0.25f * static_cast<float>(i % 7) - 0.5f;
     for (std::size_t i = 0; i < k.size(); ++i) k[i] = 0.25f * static_cast<float>(i % 5) - 0.5f;
     for (std::size_t i = 0; i < v.size(); ++i) v[i] = 0.25f * static_cast<float>(i % 3) - 0.5f;
@@ -44,21 +45,22 @@ struct Call {
               .dsink = tensor(dsink.data(), {kHeads})},
              {.backend = options.backend, .algorithm = backward_algorithm}, context);
   }
-  float element(const std::vector<float>& x, std::int64_t row, std::int64_t head,
-                std::int64_t c) const {
+  T element(const std::vector<T>& x, std::int64_t row, std::int64_t head, std::int64_t c) const {
     return x[static_cast<std::size_t>((row * kHeads + head) * kDim + c)];
   }
 
-  std::vector<float> q = std::vector<float>(kQueries * kHeads * kDim), o = q, dq = q;
-  std::vector<float> d_o = std::vector<float>(kQueries * kHeads * kDim, 0.5f);
-  std::vector<float> k = std::vector<float>(kKeys * kHeads * kDim), v = k, dk = k, dv = k;
-  std::vector<float> sink, lse = std::vector<float>(kHeads * kQueries, kNaN),
-                           d_lse = std::vector<float>(kHeads * kQueries, 0.25f);
+  std::vector<T> q = std::vector<T>(kQueries * kHeads * kDim), o = q, dq = q;
+  std::vector<T> d_o = std::vector<T>(kQueries * kHeads * kDim, 0.5f);
+  std::vector<T> k = std::vector<T>(kKeys * kHeads * kDim), v = k, dk = k, dv = k;
+  std::vector<float> sink;
+  std::vector<T> lse = std::vector<T>(kHeads * kQueries, kNaN),
+                 d_lse = std::vector<T>(kHeads * kQueries, 0.25f);
   std::vector<float> dsink = {kNaN, kNaN};
   Problem problem;
   Inputs inputs;
   Outputs outputs;
 };
+using Call = CallOf<float>;
 
 void expect_as_promised(const Call& call, float sink) {
   const bool finite = std::isfinite(sink) || sink < 0;
@@ -131,6 +133,18 @@ TEST(SinkExtremes, GradientOfASinkThatStandsAlone) {
       for (const float d : call.dsink) EXPECT_EQ(d, 0.25f * kQueries);
       for (const float d : call.dk) EXPECT_EQ(d, 0);
     });
+  }
+}
+
+TEST(SinkExtremes, GradientOfASinkThatStandsAloneInDouble) {
+  for (const float sink : {kInfinity, kNaN, 3e38f, 1.5f}) {
+    for (const Backend backend : {Backend::reference, Backend::cpu}) {
+      CallOf<double> call(sink);
+      call.problem.mask = expr::symbols().key < 0;
+      call.run({.backend = backend}, Algorithm::automatic, {});
+      for (const float d : call.dsink) EXPECT_EQ(d, 0.25f * kQueries) << sink;
+      for (const double d : call.dk) EXPECT_EQ(d, 0) << sink;
+    }
   }
 }
 

@@ -197,12 +197,15 @@ class Backward {
 void backward_sink(const Attention& a, const GradientTiles& g, const Tensor& d_sink) {
   const auto* const sink = static_cast<const float*>(a.inputs.sink.data);
   for (std::int64_t head = 0; head < a.problem.heads_q; ++head) {
+    const double logit = sink[head];
     double sum = 0;
     for (const core::Sequence& sequence : a.sequences) {
       const std::int64_t pair = sequence.batch * a.problem.heads_k + head / a.group;
       for (std::int64_t row = head % a.group; row < g.rows(pair); row += a.group) {
         const double* const weight = g.weight(pair);
-        const double p = std::exp(double{sink[head]} - g.lse(pair)[row]);
+        const double lse = g.lse(pair)[row];
+        // 1 of a row without keys, be the sink infinite or NaN.
+        const double p = lse == logit || std::isnan(logit) ? 1 : std::exp(logit - lse);
         sum -= p * (weight == nullptr ? 1 : weight[row]) * g.delta(pair)[row];
       }
     }
