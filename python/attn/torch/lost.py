@@ -67,5 +67,5 @@ def count() -> int:
 
 
 # torch.compile calls them while it traces: what torch.compiler.assume_constant_result sets.
-for _function in (look_on, count):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+look_on._dynamo_marked_constant = True  # type: ignore[attr-defined]
+count._dynamo_marked_constant = True  # type: ignore[attr-defined]
