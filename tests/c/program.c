@@ -17,7 +17,7 @@ _Static_assert(sizeof(void*) != 8 || sizeof(attn_outputs) == 32, "attn_outputs")
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_gradients) == 56, "attn_gradients");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_options) == 56, "attn_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_plan_info) == 152, "attn_plan_info");
-_Static_assert(sizeof(void*) != 8 || sizeof(attn_append_inputs) == 128, "attn_append_inputs");
+_Static_assert(sizeof(void*) != 8 || sizeof(attn_append_inputs) == 136, "attn_append_inputs");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_append_outputs) == 48, "attn_append_outputs");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_append_options) == 64, "attn_append_options");
 _Static_assert(sizeof(void*) != 8 || sizeof(attn_matmul_inputs) == 56, "attn_matmul_inputs");

@@ -55,9 +55,9 @@ inline constexpr float kLargestCode = kTarget == CacheTarget::e4m3   ? 448.f
 // two codes (rounding to odd: Boldo and Melquiond 2008). What all codes round to 0 may be another
 // such number, and what is past every code may be infinite. Results are 0 where the scale is 0 or
 // infinite.
-class Divisor {
+class ScaleDivisor {
  public:
-  explicit ATTN_DEVICE Divisor(float scale) {
+  explicit ATTN_DEVICE ScaleDivisor(float scale) {
     const bool nothing = scale == 0 || fabsf(scale) > 3.4028235e38f;
     // So that the rest below is exact.
     const bool tiny = fabsf(scale) < 0x1p-64f;
@@ -106,7 +106,7 @@ ATTN_DEVICE unsigned four_codes(const float* y) {
 // Codes of x / scale. Mostly both ends of where it lies have the same, which is cheaper to see than
 // how it is rounded.
 template <CacheTarget kTarget>
-ATTN_DEVICE unsigned four_codes(const Divisor& divided, const float* x) {
+ATTN_DEVICE unsigned four_codes(const ScaleDivisor& divided, const float* x) {
   float ends[2][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -146,7 +146,7 @@ struct CachedRow {
   }
 
   ATTN_DEVICE void store_codes(unsigned char* to, float scale, bool is_row) const {
-    const Divisor divided(scale);
+    const ScaleDivisor divided(scale);
 #pragma unroll
     for (int i = 0; i < kPackets; ++i) {
       if (!inside(i) || !is_row) continue;
@@ -186,7 +186,7 @@ struct CachedRow {
       }
       const auto bits =
           Scalar<Float16>::to(kFour ? __fdiv_rn(largest, -8.f) : __fdiv_rn(fabsf(largest), 127.f));
-      const Divisor divided(Scalar<Float16>::from(bits));
+      const ScaleDivisor divided(Scalar<Float16>::from(bits));
       auto* const block = to + column(i) / 32 * kBytes;
       const bool even = (reinterpret_cast<unsigned long long>(block) & 1) == 0;
       const bool stores = inside(i) && is_row;
