@@ -1,6 +1,7 @@
 // forward_sm90 of Q, K and V as 8-bit floats, with P as e4m3: twice the products of 16
-// bits a second. FlashAttention-3, section 3.3, but for the transposition of V, which is a kernel
-// ahead (kernels/transpose_values.cuh), and sums of O, which are float32 from block to block.
+// bits a second. FlashAttention-3, section 3.3, but for the transposition of V, which a kernel
+// ahead does once (kernels/transpose_values.cuh) where many tiles of queries read it, and sums of
+// O, which are float32 from block to block.
 //
 // Reads of C what forward_sm90 does, with kFloat8; Element is that of O, rows of Q and K end where
 // kHeadDim does, and kHeadDim and kHeadDimV are multiples of 16. OperandQ, OperandK and OperandV:

@@ -47,10 +47,10 @@ constexpr std::array<Row, 4> kRows{{
       "128 rows and 128 keys; at 512 keys 13 % faster than 192 rows"},
      8},
     {{256, always, 2, 128, 2, 2, 1, true, false, 24, 240, 360,
-      "128 keys need 240 registers, which leave producers 24, so that these spill; +6 to +14 % "
+      "128 keys need 240 registers, which leave producers 24, so that these spill; +5 to +14 % "
       "over "
-      "96 keys at 512 and 1024"},
-     16},
+      "96 keys"},
+     8},
 }};
 
 std::string obstacle(const ForwardRequest& request) {

@@ -1,9 +1,9 @@
-// The warp of the Hopper forward kernel that transposes V of 8-bit floats in shared memory, as
-// their products read both operands along keys: tiles of V that few tiles of queries read are not
-// worth a kernel ahead (kernels/transpose_values.cuh).
+// The warps of the Hopper forward kernel that transpose V of 8-bit floats in shared memory, as
+// their products read both operands along keys, where so few tiles of queries read V that a kernel
+// ahead (kernels/transpose_values.cuh) would cost more.
 //
-// A tile is transposed where it arrived. Seen as a square of 128 x 128 bytes, blocks of 32 keys and
-// 32 columns change places with those across the diagonal, so that a pair is loaded, and then
+// A tile is transposed where it arrived. Seen as a square of 128 x 128 bytes, blocks of 16 keys and
+// 16 columns change places with those across the diagonal, so that both are loaded before either is
 // stored. ldmatrix gives a thread two columns of two keys in a word; of two such words, 8 keys
 // apart, one holds four keys of each column, in the order of an accumulator
 // (schedule/transposed_values.cuh).
