@@ -116,12 +116,12 @@ struct AppendOutputs {
 // of Q. Where cache_seqlens is given and a sequence has more new rows than its ring, only the last
 // ones are written, whose places would be taken again; Q is written for all.
 //
-// On a CPU Error(invalid_argument) is thrown, and nothing written, where seqused counts more
-// rows than there are, a position is past the cache or past cos and sin, where page_table has no
-// page of the cache, as -1, for it, and where two rows would go to the same place. On a GPU values
-// cannot be looked at: seqused counts no more than there are, a row without a place in the cache is
-// not written, one past cos and sin is not written nor is its Q, and the place of two rows then
-// holds parts of both.
+// On a CPU Error(invalid_argument) is thrown, and nothing written, where seqused is
+// negative or more than a sequence's new rows, a position is past the cache or past cos and sin,
+// where page_table has no page of the cache, as -1, for it, and where two rows would go to the same
+// place. On a GPU values cannot be looked at: seqused past the new rows counts as all of them, and
+// a negative one as none; a row without a place in the cache is not written, one past cos and sin
+// is not written nor is its Q, and the place of two rows then holds parts of both.
 //
 // Arithmetic is f32 (angles of inv_freq: f64) and rounded once: results are within the error rule
 // of the fp64 definition (docs/numerics.md, "The error rule"), and a row has the same bits whatever

@@ -200,7 +200,7 @@ struct Context {
 
 // The plan of a problem that has every size set; the ranks compare what they were given. Refused
 // with Error(unsupported): paged K and V, a shared prefix, lists of keys, batch_invariant, and on
-// GPUs types of their own of Q, K and V.
+// GPUs types of their own of Q, K, V and O.
 Plan make_plan(const Problem& problem, const Group& group, const Options& options = {},
                const Context& context = {});
 // The plan that a group of so many ranks would have, to look at: no call takes it.

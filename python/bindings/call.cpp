@@ -332,7 +332,7 @@ Array Call::result(std::string_view name, nb::handle given, ResultType type,
   const Tensor* order = name == "out" ? &q_.tensor : nullptr;
   const Problem& problem = *options_.described.problem;
   if (given.is_none() && name == "out" && problem.type_o.given()) {
-    // Of another one than q's the call is refused.
+    // Any other type_o must be q's own: the call refuses the rest.
     if (problem.type_o == DType::f32) type = ResultType::float32;
   } else if (given.is_none() && name == "out" && has_type_q()) {
     const DType dtype = problem.dtype;

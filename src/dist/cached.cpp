@@ -211,12 +211,12 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
       throw Error(ErrorCode::unsupported,
                   "device is " + to_string(options.device) + "; accepted by forward_cached is cpu");
     }
-    greeting.add("types",
-                 fmt::format("q {} k {} v {} o {}", name(problem.type_q), name(problem.type_k),
-                             name(problem.type_v), name(problem.type_o)));
+    greeting.add("types", fmt::format("q {} k {} v {}", name(problem.type_q), name(problem.type_k),
+                                      name(problem.type_v)));
     greeting.add("max_logit", outputs.max_logit.given() ? "asked" : "");
     own = std::make_unique<CachedPart>(problem, inputs, group);
     const Problem& p = own->problem;
+    greeting.add("type_o", name(core::type_of_o(p)));
     core::validate_forward(p, own->inputs, outputs);
     core::validate_options(p, Phase::forward, options, context.local);
     plan = cpu::plan(p, Phase::forward, options, context.local);

@@ -152,7 +152,8 @@ class Simulation {
     return 1 + (machine_.beside_copies - 1) * std::min(1.0, busy / total_[rank]);
   }
 
-  // Before a rank's first kernel: its own rows of all heads are copied to where kernels read them.
+  // Seconds until a rank's first kernel: ranks meet, and its own rows of all heads are copied to
+  // where kernels read them.
   double begins(std::size_t rank) const {
     double bytes = 0;
     for (std::size_t chunk = 0; chunk < chunk_bytes_.size(); ++chunk) {

@@ -65,10 +65,12 @@ TEST(TypeO, OIsNotRoundedToTheOtherType) {
     forward(call.problem, call.inputs(), {.o = call.of_o()}, {.backend = backend});
     EXPECT_EQ(call.o, (std::vector<float>{kMean, kMean})) << name(backend);
     // The same call without it has another plan.
-    forward({}, call.inputs(), {.o = call.of_o16()}, {.backend = backend});
-    EXPECT_EQ(static_cast<float>(call.o16[0]), 1) << name(backend);
-    Problem named{.type_o = DType::bf16, .mask = {}, .score = {}};
-    forward(named, call.inputs(), {.o = call.of_o16()}, {.backend = backend});
+    for (const OptionalDType type : {OptionalDType{}, OptionalDType{DType::bf16}}) {
+      for (bfloat16& x : call.o16) x = bfloat16(-1.0f);
+      const Problem rounded{.type_o = type, .mask = {}, .score = {}};
+      forward(rounded, call.inputs(), {.o = call.of_o16()}, {.backend = backend});
+      for (const bfloat16 x : call.o16) EXPECT_EQ(static_cast<float>(x), 1) << name(backend);
+    }
   }
 }
 

@@ -147,7 +147,7 @@ TEST(TileShape, DealsLateWhereTilesAreShort) {
 }
 
 // V of 8-bit floats is transposed by each tile of queries that reads it where a K, V head has few,
-// grouped heads counted, else once by a kernel ahead, which needs room for it.
+// grouped heads counted, else once by a kernel ahead.
 TEST(TileShape, TransposesValuesWhereFewTilesReadThem) {
   const auto ahead = [](const char* problem) {
     return choose_forward(parse_problem(problem), Arch{90, true}, {}, 1, "forward_sm90_float8")

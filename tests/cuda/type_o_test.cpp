@@ -80,7 +80,8 @@ INSTANTIATE_TEST_SUITE_P(
                       OutputCase{"b1_sq3_sk64_h1_d320_dv264_o(f32)_bf16", "forward_sm80_wide"},
                       OutputCase{"b1_sq40_sk128_h1_d576_dv512_o(f32)_bf16", "forward_sm90_wide"},
                       OutputCase{"b1_sq20_sk90_h1_d40_mask(key<64)_o(f32)_bf16", "forward_simt"},
-                      OutputCase{"b1_sq40_sk64_h1_d40_o(f32)_bf16", "forward_standard"}));
+                      OutputCase{"b1_sq40_sk64_h1_d40_o(f32)_bf16", "forward_standard"},
+                      OutputCase{"b1_sq40_sk64_h1_d40_o(f32)_bf16", "forward_flash_attention"}));
 
 }  // namespace
 }  // namespace attn::cuda

@@ -106,6 +106,16 @@ TEST(Failure, AnotherDtypeIsNamed) {
   expect_all(errors, "dtype is 'bf16' on rank 1", ErrorCode::invalid_argument);
 }
 
+TEST(Failure, AnotherTypeOfOIsNamed) {
+  const auto errors = errors_of([](const Group& group) {
+    Problem p = problem_of();
+    p.dtype = DType::bf16;
+    if (group.rank() == 1) p.type_o = DType::f32;
+    make_plan(p, group);
+  });
+  expect_all(errors, "o f32' on rank 1", ErrorCode::invalid_argument);
+}
+
 TEST(Failure, ContentsOfTheMasksBuffersAreCompared) {
   const auto errors = errors_of([](const Group& group) {
     std::vector<std::int32_t> ids(kRows, group.rank() == 1 ? 1 : 0);

@@ -72,6 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
             16, dist::Deal::by_area},
         RankCase{"b2_n100_hq4_hk2_d64_q(e4m3)_k(i8)_v(e5m2)_causal_bf16/headscales", 4, 7,
                  dist::Deal::striped},
+        RankCase{"b1_n130_h2_d64_causal_sink_o(f32)_bf16", 3, 0, dist::Deal::by_area},
         RankCase{"b1_n130_h2_d64_window40x0_k(q8_0)_v(q4_0)_sink_f16", 2, 0, dist::Deal::by_area}));
 
 // A paged cache over ranks, of which some have no key of a sequence.

@@ -199,7 +199,7 @@ TEST_F(CommandJson, Io) {
   expect_refused("io b1_n64_h1_d8 --fast-bytes 0", 2, {"0 is given", "64"});
   expect_refused("io b1_n64_h1_d8 --arch sm_1", 2, {"sm_1"});
   expect_refused("io b1_n999999999_h1_d64", 2, {"3.1e+13 tiles", "at most 1e+08"});
-  expect_refused("io b99999999_n8_h1_d64", 2, {"1e+08 pairs", "at most 1e+07"});
+  expect_refused("io b99999999_n8_h1_d64", 2, {"1e+08 pairs", "at most 1e+06"});
   EXPECT_EQ(attn("io b99999999_n8_h1_d64 --arch sm_90a").code, 0);
   expect_refused("io b1_n64_h1_d8_packed/cuq0,4", 2, {"/cuq0,4", "full lengths"});
   expect_refused("io b1_n64_h1_d8 --device gpu", 2, {"gpu", "cuda"});

@@ -16,16 +16,17 @@ namespace {
 using expr::Coverage;
 using expr::Op;
 
-constexpr std::int64_t kMostVisits = std::int64_t{1} << 22;
+constexpr std::int64_t kMostRanges = std::int64_t{1} << 22;
 
 void check_visits(const TileCounts& counts, const Scores& scores, const Tiling& tiling) {
-  if (counts.visits <= kMostVisits) return;
+  if (counts.visits <= kMostRanges) return;
   throw Error(
       ErrorCode::invalid_argument,
-      fmt::format("block_q is {} and block_k is {}, of which {} x {} tiles cover the scores; "
-                  "accepted are larger blocks, of which the mask cuts fewer than {}",
-                  tiling.block_q, tiling.block_k, tiling.tiles_q(scores), tiling.tiles_k(scores),
-                  kMostVisits));
+      fmt::format(
+          "block_q is {} and block_k is {}, of which {} x {} tiles cover the scores, and the "
+          "mask would be bounded over more than {} ranges of them; accepted are larger blocks",
+          tiling.block_q, tiling.block_k, tiling.tiles_q(scores), tiling.tiles_k(scores),
+          kMostRanges));
 }
 
 // A mask larger than this is shown as far as its upper levels.

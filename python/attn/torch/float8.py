@@ -1,4 +1,4 @@
-"""Attention to tensors of torch.float8_e4m3fn and torch.float8_e5m2: forward alone."""
+"""Attention to torch.float8_e4m3fn and torch.float8_e5m2, and with type_o: forward alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _bytes(name: str, t: Tensor, options: dict[str, Any]) -> Tensor:
     """The tensor as the library reads it, with its type among the options."""
     if t.layout is not torch.strided or t.is_nested:
         raise InvalidArgument(
-            f"{name} has the layout {t.layout}; accepted beside 8-bit floats is torch.strided"
+            f"{name} has the layout {t.layout}; accepted beside 8-bit floats and type_o is torch.strided, not nested"
         )
     if t.requires_grad and torch.is_grad_enabled():
         raise Unsupported(

@@ -65,8 +65,8 @@ struct AppendRow {
 inline constexpr std::int64_t kNoPlace = -1;
 
 // The rows of a call whose tensors are in memory of the CPU, in the order of the new rows. Throws
-// Error(invalid_argument) for more rows than a sequence has, and for a row without a place, past
-// cos and sin, or with another's place.
+// Error(invalid_argument) for a seqused that is negative or past a sequence's rows, and for a row
+// without a place, past cos and sin, or with another's place.
 std::vector<AppendRow> append_rows(const AppendCall& call);
 
 // Rows of a tensor [blocks, rows of a block, heads, ...] or packed [rows, heads, ...]. Strides are

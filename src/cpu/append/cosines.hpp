@@ -7,7 +7,7 @@
 
 namespace attn::cpu {
 
-// cos[i], sin[i] <- of the angle position * inv_freq[i], rounded once from double. The library's
+// cos[i], sin[i] <- cosine and sine of position * inv_freq[i], from double. The library's
 // own functions take 20 to 40 ns each, more than moving a row does; this loop has no branch, so
 // that compilers turn it into vectors. With the angle n pi + r, |r| <= pi/2 (n is exact, and r is
 // within 2^-30 below kFarAngle): the Taylor series of r, of which what is left out is below 2^-33.

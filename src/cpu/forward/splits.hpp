@@ -24,6 +24,7 @@ std::int64_t list_splits(const Problem& problem, std::int32_t block_q, std::int6
 
 // PlanOptions::batch_invariant: parts of a sequence of `length` keys. They depend on the length and
 // on what the problem says of all sequences alike, and never become fewer where the length grows.
+// With lists: parts of each list, whatever the length.
 std::int64_t invariant_splits(const Problem& problem, Algorithm algorithm, std::int32_t block_q,
                               std::int64_t length);
 

@@ -68,7 +68,8 @@ void add_float8(Plan& plan, const ForwardConfig& config, Arch arch, KeySplits sp
   plan.reasons.emplace_back(
       transposes_values(config)
           ? "a kernel ahead transposes V in the workspace, as products of 8-bit floats read it"
-          : "tiles of V are transposed in shared memory, as few tiles of queries read each");
+          : "tiles of V are transposed in shared memory, which is best where few tiles of queries "
+            "read each");
 }
 
 // All but the state. keeps_parts: what merges the results takes in those over a shared prefix.

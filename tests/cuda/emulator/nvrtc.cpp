@@ -88,8 +88,8 @@ std::string without_products(const std::string& text) {
   }
 }
 
-// These spend their time in products.cpp, in waiting and in their problems' references: optimising
-// one takes more than it saves, in others less or as much.
+// Tests of these kernels spend their time in products.cpp, in waiting or in the reference, so
+// optimising them takes longer than it saves.
 const char* level_of(const std::string& text) {
   constexpr std::string_view kQuick[] = {"kernels/forward_sm90", "kernels/backward_sm90",
                                          "kernels/backward_simt", "kernels/backward_standard"};

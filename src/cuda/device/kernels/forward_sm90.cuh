@@ -3,10 +3,12 @@
 //
 // A block of threads is one producer warpgroup, of which three warps ask the copy engine for K, for
 // V and for Q, and deal tiles (and under a mask, or where references are judged late, a fourth
-// looks at what is stored); and C::kConsumers warpgroups with 64 rows of Q each. K and V go through
-// rings of C::kStagesK and C::kStagesV tiles. A consumer issues S = Q K^T of the next block, O += P
-// V of this one, and does the softmax of the next while the second runs. Blocks of threads stay and
-// take one tile of O after the other; Q of the next tile arrives while this one ends.
+// looks at what is stored; with kTransposers one warp asks for K and V, another for Q, and one or
+// two transpose V, the first of which looks at what is stored); and C::kConsumers warpgroups with
+// 64 rows of Q each. K and V go through rings of C::kStagesK and C::kStagesV tiles. A consumer
+// issues S = Q K^T of the next block, O += P V of this one, and does the softmax of the next while
+// the second runs. Blocks of threads stay and take one tile of O after the other; Q of the next
+// tile arrives while this one ends.
 //
 // Reads of C:
 //   Element, Output        BFloat16 or Float16; of O that or Float32

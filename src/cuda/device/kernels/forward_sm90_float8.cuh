@@ -3,9 +3,9 @@
 // ahead does once (kernels/transpose_values.cuh) where many tiles of queries read it, and sums of
 // O, which are float32 from block to block.
 //
-// Reads of C what forward_sm90 does, with kFloat8; Element is that of O, rows of Q and K end where
-// kHeadDim does, and kHeadDim and kHeadDimV are multiples of 16. OperandQ, OperandK and OperandV:
-// Float8E4M3 or Float8E5M2.
+// Reads of C what forward_sm90 does, with kFloat8; Element is that of the dtype, Output that of O,
+// rows of Q and K end where kHeadDim does, and kHeadDim and kHeadDimV are multiples of 16.
+// OperandQ, OperandK and OperandV: Float8E4M3 or Float8E5M2.
 #pragma once
 
 #include "kernels/forward_sm90.cuh"

@@ -19,7 +19,7 @@ struct ForwardSm90Shape {
   int producer_registers, consumer_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels.txt
   std::string_view reason;
-  int transposers = 0;  // of 8-bit floats: warps that transpose V in shared memory; else a kernel
+  int transposers = 0;  // of 8-bit floats: warps that transpose V in shared memory; 0: a kernel
                         // ahead
 };
 

@@ -1,7 +1,7 @@
 // What the text of every emulated kernel begins with. GCC reads it precompiled, with those headers
 // of src/cuda/device that many kernels include and that no macro of a kernel's text changes: those
-// that the library brings are then passed over, as they have the same text. A kernel that lacks one
-// of these is told where NVRTC compiles it.
+// that the library brings are then passed over, as they have the same text. A kernel that
+// forgets to include one of these fails only where NVRTC compiles it.
 #include "emulated.hpp"
 
 #if __INCLUDE_LEVEL__ == 0

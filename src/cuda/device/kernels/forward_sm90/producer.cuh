@@ -72,8 +72,8 @@ struct ForwardSm90Producer {
     }
   }
 
-  // Loads use n of the ring of V, which is to be transposed. By the warp that asks for K, which
-  // does so half a round later than it might: the others transpose.
+  // Loads use n of the ring of V, which is to be transposed. The warp that asks for K does this
+  // too, as the others transpose, so it asks for the next K half a round later than it might.
   ATTN_DEVICE void load_values(const Work& w, int head, typename Tiles::Place block,
                                unsigned n) const {
     const auto places = tiles.loaded_ring();
@@ -246,8 +246,9 @@ struct ForwardSm90Producer {
     if (leader) dealer.finish();
   }
 
-  // Ask for K of the tiles, and for V: a warp each. The place of K is free when S is there, that of
-  // V a softmax later; a warp that asked for both in turn would ask for K when V's place is free.
+  // Ask for K of the tiles, and for V: a warp each, but where V is transposed (load_values). The
+  // place of K is free when S is there, that of V a softmax later; a warp that asked for both in
+  // turn would ask for K when V's place is free.
   ATTN_DEVICE void produce_keys() const {
     produce_blocks<true, Layout::kPanelsK, Layout::kKAt, Layout::kK, Layout::kPanelBytes>(
         tiles.maps.k, tiles.k_ring());

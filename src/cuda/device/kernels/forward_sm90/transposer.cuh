@@ -4,8 +4,8 @@
 //
 // A tile is transposed where it arrived. Seen as a square of 128 x 128 bytes, blocks of 16 keys and
 // 16 columns change places with those across the diagonal, so that both are loaded before either is
-// stored. ldmatrix gives a thread two columns of two keys in a word; of two such words, 8 keys
-// apart, one holds four keys of each column, in the order of an accumulator
+// stored. ldmatrix gives a thread a word with two columns of two keys. From two such words, 8 keys
+// apart, it makes two words that each hold four keys of one column, in an accumulator's order
 // (schedule/transposed_values.cuh).
 #pragma once
 
