@@ -17,6 +17,7 @@ constexpr const char* kAlgorithms[] = {"standard", "flash_attention", "flash_att
 
 // Whether the tiles of the mask are known without made-up buffers, which `attn io` does not make.
 bool is_counted(const Problem& p) {
+  if (p.type_o.given() && p.type_o != p.dtype) return false;
   if (p.mask.empty()) return true;
   const auto buffers = expr::buffers(p.mask);
   return std::all_of(buffers.begin(), buffers.end(),

@@ -64,7 +64,7 @@ std::vector<SourceLine> all_lines() {
                    {"flash_attention_2", "inner", kFlash2, "list.advance(*this, 0);"},
                    {"flash_attention_2", "load_kv", kFlash2, "load_k(stage ^ 1, k, list.block());"},
                    {"flash_attention_2", "normalise", kFlash2, "const Denominator d = denominator"},
-                   {"flash_attention_2", "store", kFlash2, "store_row<Element, C::kHeadDimV>"},
+                   {"flash_attention_2", "store", kFlash2, "store_row<Output, C::kHeadDimV>"},
                    {"flash_decoding", "split", kFlash2, "Kernel{p, e, QueryTile<C>::at"},
                    {"flash_decoding", "load", kFlash2, "load_k(stage ^ 1, k, list.block());"},
                    {"flash_decoding", "store", kFlash2, "p.partial_lse[part] = used"},

@@ -26,7 +26,8 @@ def _bytes(name: str, t: Tensor, options: dict[str, Any]) -> Tensor:
     """The tensor as the library reads it, with its type among the options."""
     if t.layout is not torch.strided or t.is_nested:
         raise InvalidArgument(
-            f"{name} has the layout {t.layout}; accepted beside 8-bit floats and type_o is torch.strided, not nested"
+            f"{name} has the layout {t.layout}; accepted beside 8-bit floats and type_o is "
+            "torch.strided, not nested"
         )
     if t.requires_grad and torch.is_grad_enabled():
         raise Unsupported(
