@@ -8,6 +8,7 @@
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
+#include "conformance/agreement.hpp"
 #include "conformance/support.hpp"
 #include "verify/conformance.hpp"
 
@@ -41,20 +42,11 @@ TEST(TypeO, AgreesWithTheReference) {
       "b2_sq7_sk90_hq4_hk2_d64_causal_q(e5m2)_kv(e4m3)_o(f32)_f16",
       "b2_sq3_sk90_hq6_hk2_d32_list40_o(f32)_bf16/maxlogit",
       "b1_sq3_sk400_hq8_hk2_d64_sink_o(f32)_bf16/select"};
-  const std::vector<InstructionSet> sets = verify::available_instruction_sets();
-  std::size_t turn = 0;
   for (const char* text : kCases) {
     const verify::Case c = verify::parse_case(text);
     EXPECT_EQ(verify::to_string(verify::parse_case(verify::to_string(c))), verify::to_string(c));
-    verify::Conformance conformance(c, 50 + turn, false);
-    std::vector<Algorithm> all = verify::algorithms_for(c.problem, Phase::forward);
-    all.push_back(Algorithm::automatic);
-    for (const Algorithm algorithm : all) {
-      const verify::Report report = conformance.check(
-          {.backend = Backend::cpu, .algorithm = algorithm, .isa = sets[turn++ % sets.size()]});
-      EXPECT_EQ(report.status, verify::Status::passed) << verify::to_string(report);
-    }
   }
+  expect_agreement(kCases, 50);
 }
 
 TEST(TypeO, OIsNotRoundedToTheOtherType) {

@@ -11,6 +11,7 @@
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
+#include "conformance/agreement.hpp"
 #include "conformance/support.hpp"
 #include "verify/conformance.hpp"
 
@@ -56,19 +57,7 @@ TEST(TypeQ, AgreesWithTheReference) {
       "b2_sq70_sk300_h2_d128_window30x0_sink_softcap20_q(e4m3)_kv(e4m3)_f16/padded",
       "b1_n130_h2_d64_dropout0.2_alibi_q(e4m3)_kv(e4m3)_bf16",
       "b1_sq3_sk400_hq8_hk2_d64_sink_q(e4m3)_kv(e4m3)_bf16/select"};
-  const std::vector<InstructionSet> sets = verify::available_instruction_sets();
-  std::size_t turn = 0;
-  for (const char* text : kCases) {
-    const verify::Case c = verify::parse_case(text);
-    verify::Conformance conformance(c, 40 + turn, false);
-    std::vector<Algorithm> all = verify::algorithms_for(c.problem, Phase::forward);
-    all.push_back(Algorithm::automatic);
-    for (const Algorithm algorithm : all) {
-      const verify::Report report = conformance.check(
-          {.backend = Backend::cpu, .algorithm = algorithm, .isa = sets[turn++ % sets.size()]});
-      EXPECT_EQ(report.status, verify::Status::passed) << verify::to_string(report);
-    }
-  }
+  expect_agreement(kCases, 40);
 }
 
 TEST(TypeQ, ElementsAreThoseOfTheType) {

@@ -60,7 +60,8 @@ ATTN_DEVICE void init_rings(const ForwardSm90Tiles<C, Expressions>& tiles) {
     mbarrier_init(ring.full(i), 1);
     if constexpr (Tiles::kFollowed) {
       mbarrier_init(tiles.stored_ring().full(i), kWarps);
-      // The producers of K and of V, and the follower.
+      // The producers of K and of V, and the follower; where V is transposed, the producer of both,
+      // and the transposers, of which the first follows.
       mbarrier_init(ring.empty(i), Tiles::kTransposes ? 1 + C::kTransposers : 3);
     } else {
       mbarrier_init(ring.empty(i), kWarps + (Tiles::kTransposes ? 1 + C::kTransposers : 2));

@@ -169,8 +169,8 @@ struct ForwardSm90Transposer {
     if (elect_one()) mbarrier_arrive(tiles.v_ring().full(n));
   }
 
-  // Transposes V of all tiles. Where tiles are followed (follower.cuh) the first warp does it too,
-  // a tile behind: the one before is stored when the products of a tile have begun.
+  // Transposes V of all tiles. Where tiles are followed (follower.cuh), the first warp follows them
+  // too, one tile behind: the tile before is stored when the products of a tile have begun.
   ATTN_DEVICE void transpose_tiles() const {
     constexpr bool kFollows = Tiles::kFollowed && kWarp == 0;
     const ForwardSm90Follower<C, Expressions> follower{tiles};
