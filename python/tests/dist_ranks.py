@@ -138,6 +138,48 @@ def agree_with_one_process(rank: int, size: int) -> None:
     assert weight.grad.item() == 2 * size * rows.square().sum().item()
 
 
+def compile_together(rank: int, size: int) -> None:
+    """Within a graph of torch.compile all is as without, bit for bit, and nothing is left out."""
+    kept = []  # a compiled call needs its plan
+    for name, shapes, dtype, options, trained in _cases():
+        if name == "dropout":
+            options = {**options, "rng": torch.tensor([7, 5])}
+        plan = attn.dist.plan(*shapes, dtype=dtype, chunk=16, **options)
+        kept.append(plan)
+
+        def step(q: Any, k: Any, v: Any, arrays: dict[str, Any], plan: Any = plan) -> Any:
+            results = attn.dist.attention(
+                2 * q, k, v, plan, return_lse=True, return_max_logit=True, **arrays
+            )
+            return *results, plan.unshard(results[0]), plan.shard(plan.unshard(q))
+
+        whole = [torch.randn(shape).to(dtype) for shape in shapes]
+        arrays = {key: options[key].clone() for key in trained}
+        if name == "dropout":
+            arrays["rng"] = torch.tensor([11, 2**40])
+        found = []
+        torch._dynamo.reset()
+        for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+            rows = [plan.shard(x, keys=i > 0).requires_grad_() for i, x in enumerate(whole)]
+            given = {key: x.clone() for key, x in arrays.items()}
+            wanted = [*rows, *(given[key].requires_grad_() for key in trained)]
+            results = run(*rows, given)
+            torch.manual_seed(4)
+            loss = sum((x * torch.randn_like(x)).sum() for x in (results[0], *results[3:]))
+            loss = loss + results[1].masked_fill(results[1].isinf(), 0).sum()
+            found.append([*results, *torch.autograd.grad(loss, wanted)])
+        for i, (plain, compiled) in enumerate(zip(*found, strict=True)):
+            assert torch.equal(plain, compiled), f"{name} {i}"
+            assert plain.dtype == compiled.dtype, f"{name} {i}"
+    plan, (q, k) = kept[0], (torch.randn(2, 1, n, 32).bfloat16() for n in (4, 2))
+    look = attn.dist.plan(*SHAPES, ranks=2, causal=True)
+    for text, call in (
+        ("accepted is one of a group", lambda: attn.dist.attention(q, k, k, look)),
+        ("accepted within torch.compile", lambda: attn.dist.attention(q, k, k, plan, softcap=3.0)),
+    ):
+        _raises(Exception, text, torch.compile(call, backend="eager", fullgraph=True))
+
+
 def _raises(kind: type[Exception], text: str, call: Any) -> None:
     try:
         call()

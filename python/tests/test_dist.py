@@ -19,6 +19,11 @@ def test_ranks_agree_with_one_process(size, tmp_path):
     dist_ranks.spawn(size, tmp_path, dist_ranks.agree_with_one_process)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_compiled_is_as_plain(size, tmp_path):
+    dist_ranks.spawn(size, tmp_path, dist_ranks.compile_together)
+
+
 def test_what_one_refuses_all_refuse(tmp_path):
     dist_ranks.spawn(3, tmp_path, dist_ranks.refuse_together)
 
