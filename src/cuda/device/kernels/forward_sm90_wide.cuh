@@ -22,7 +22,7 @@ struct ForwardSm90Wide : ForwardWide<C, Expressions, ForwardSm90WideWarp<C>> {
   using Warp = typename Wide::Warp;
   using Blocks = typename Wide::Blocks;
   using Wide::shared;
-  static_assert(C::kStages == 2 || !C::kVInK);
+  static_assert(C::kStages == 2 || (C::kStages == 1 && !C::kVInK));
 
   // P of a block, from its K. Returns whether O must be multiplied.
   ATTN_DEVICE bool score(Warp& w, int stage, int block, bool mixed) const {

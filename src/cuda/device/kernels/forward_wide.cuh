@@ -15,7 +15,7 @@
 //   kHeadDim, kHeadDimV    multiples of 8
 //   kBlockM, kWarps        16 rows for each group of warps; kWarps / (kBlockM / 16) warps a group
 //   kBlockN                keys of a tile
-//   kStages                K, V tiles: 1 or 2
+//   kStages                K, V tiles: 1 to 3
 //   kVInK                  V is the first kHeadDimV columns of K, in memory
 //   kGroup                 query heads of a K, V head that share a tile; 1: each has its own
 //   kPageSize              of paged K and V; 0: not paged
@@ -63,7 +63,7 @@ struct ForwardWide : Place_ {
   static constexpr float kLog2E = 1.4426950408889634f;
   static constexpr float kNothing = -1;  // in a factor's place: the row is 0 whatever O holds
   static_assert(Layout::kBytes == C::kSharedBytes);  // that the launch gives
-  static_assert(C::kStages == 1 || C::kStages == 2);
+  static_assert(C::kStages >= 1 && C::kStages <= 3);
 
   const ForwardParams& p;
   const Expressions& e;
@@ -90,20 +90,21 @@ struct ForwardWide : Place_ {
   // ---- copies
 
   ATTN_DEVICE void load_q() const {
-    load_tile<TileK, C::kBlockM, kLoaders, Place::kFirstLoader>(shared, [&](int row) {
-      const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
-      const bool exists = query < tile.sequence.length_q;
-      return SourceRow{
-          static_cast<const char*>(p.q) + 2 * tile.query_row(p.q_strides, exists ? query : 0, head),
-          exists};
-    });
+    load_tile<TileK, C::kBlockM, kLoaders, Place::kFirstLoader>(
+        shared + Layout::kQAt, [&](int row) {
+          const int query = tile.query_of(tile.row0 + row), head = tile.head_of(tile.row0 + row);
+          const bool exists = query < tile.sequence.length_q;
+          return SourceRow{static_cast<const char*>(p.q) +
+                               2 * tile.query_row(p.q_strides, exists ? query : 0, head),
+                           exists};
+        });
   }
   // Rows past the length are zeros: P = 0 would not undo a NaN in V.
   template <class Tile>
   ATTN_DEVICE void load_keys(unsigned to, const char* from, const Strides& strides,
                              int block) const {
     const int first = block * C::kBlockN;
-    load_tile<Tile, C::kBlockN, kLoaders, Place::kFirstLoader>(to, [&](int row) {
+    load_gathered_tile<Tile, C::kBlockN, kLoaders, Place::kFirstLoader>(to, [&](int row) {
       const int key = tile.key_at(p, first + row);
       const bool exists = tile.has_key(p, key);
       return SourceRow{from + 2 * tile.key_row(p, strides, exists ? key : 0), exists};

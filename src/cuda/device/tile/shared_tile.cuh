@@ -86,7 +86,27 @@ ATTN_DEVICE void load_tile(unsigned tile, Source source) {
   }
 }
 
-// Does the same for rows that are `stride` bytes apart, of which the first `count` exist.
+// Does the same where source(row) reads memory: a thread looks all its rows up before it asks for
+// the first, as no read is moved before a copy.
+template <class Tile, int kRows, int kThreads, int kFirst = 0, class Source>
+ATTN_DEVICE void load_gathered_tile(unsigned tile, Source source) {
+  static_assert(kFirst % Tile::kSwizzle == 0);
+  using Share = TileShare<Tile, kThreads, kFirst>;
+  SourceRow from[divide_up<Share::kDown>(kRows)];
+#pragma unroll
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
+    from[rows / Share::kDown] = source(rows + Share::row());
+  }
+#pragma unroll
+  for (int rows = 0; rows < kRows; rows += Share::kDown) {
+    if (kRows % Share::kDown != 0 && rows + Share::row() >= kRows) break;
+    const SourceRow& row = from[rows / Share::kDown];
+    Share::copy(tile, rows, row.data + 16 * Share::column(), row.exists);
+  }
+}
+
+// load_tile for rows that are `stride` bytes apart, of which the first `count` exist.
 template <class Tile, int kRows, int kThreads>
 ATTN_DEVICE void load_tile(unsigned tile, const char* first, long long stride, int count) {
   using Share = TileShare<Tile, kThreads>;

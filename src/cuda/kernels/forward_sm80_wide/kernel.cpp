@@ -17,31 +17,33 @@ using core::ceil_div;
 
 struct Shape {
   int rows, keys, warps, stages;
+  bool q_in_registers;
   std::string_view reason;
 };
 
 // The first that has enough rows, or all that there are, and fits into shared memory. O takes rows
 // / 16 * head_dim_v / 16 / warps * 8 registers of a thread: 128 at most.
 constexpr std::array kShapes{
-    Shape{16, 64, 8, 2, "few rows, which wait for K and V: two tiles of these in flight"},
-    Shape{16, 64, 8, 1, "few rows; one tile of K and V is what shared memory holds"},
-    Shape{16, 32, 4, 1, "few rows of few keys, in 99 KB of shared memory"},
-    Shape{32, 64, 8, 2, "two tiles of K and V in flight"},
-    Shape{32, 64, 8, 1, "one tile of K and V is what shared memory holds"},
-    Shape{32, 32, 8, 1, "32 keys are what shared memory holds"},
-    Shape{64, 64, 8, 2, "64 rows share a tile of K and V; two of these in flight"},
-    Shape{64, 64, 8, 1, "64 rows share a tile of K and V"},
-    Shape{64, 32, 8, 2, "64 rows share a tile of 32 keys; two of these in flight"},
-    Shape{64, 32, 8, 1, "64 rows share a tile of 32 keys"},
+    Shape{16, 64, 8, 3, true, "few rows, which wait for K and V: three tiles of these in flight"},
+    Shape{16, 64, 8, 2, true, "few rows, which wait for K and V: two tiles of these in flight"},
+    Shape{16, 64, 8, 1, false, "few rows; one tile of K and V is what shared memory holds"},
+    Shape{16, 32, 4, 1, false, "few rows of few keys, in 99 KB of shared memory"},
+    Shape{32, 64, 8, 2, false, "two tiles of K and V in flight"},
+    Shape{32, 64, 8, 1, false, "one tile of K and V is what shared memory holds"},
+    Shape{32, 32, 8, 1, false, "32 keys are what shared memory holds"},
+    Shape{64, 64, 8, 2, false, "64 rows share a tile of K and V; two of these in flight"},
+    Shape{64, 64, 8, 1, false, "64 rows share a tile of K and V"},
+    Shape{64, 32, 8, 2, false, "64 rows share a tile of 32 keys; two of these in flight"},
+    Shape{64, 32, 8, 1, false, "64 rows share a tile of 32 keys"},
 };
 
-// ForwardSm80WideLayout: Q, for each stage K and V, P, and numbers of rows. Rows of Q and K have
-// whole steps of 32 columns, those of V of 16.
+// ForwardSm80WideLayout: Q unless registers have it, for each stage K and V, P, and numbers of
+// rows. Rows of Q and K have whole steps of 32 columns, those of V of 16.
 std::int64_t shared_bytes(const Problem& p, bool v_in_k, const Shape& s) {
   const std::int64_t row_k = (p.head_dim + 31) / 32 * 64;
   const std::int64_t row_v = v_in_k ? 0 : (p.head_dim_v + 15) / 16 * 32;
   const std::int64_t numbers = s.warps / (s.rows / 16) + 1;
-  return s.rows * (row_k + 2 * s.keys + 4 * numbers) +
+  return s.rows * ((s.q_in_registers ? 0 : row_k) + 2 * s.keys + 4 * numbers) +
          std::int64_t{s.stages} * s.keys * (row_k + row_v);
 }
 
@@ -51,6 +53,7 @@ class ForwardSm80Wide final : public ForwardShape {
   void print(const ForwardConfig&, ConfigText& to) const override {
     to.number("kWarps", shape_.warps);
     to.number("kStages", shape_.stages);
+    to.flag("kQInRegisters", shape_.q_in_registers);
     to.flag("kVInK", v_in_k_);
   }
 

@@ -16,7 +16,8 @@ struct TileOfV<true, TileK, TileV> {
   using Type = TileK;
 };
 
-// Places in shared memory, in bytes: Q, for each stage K and V, P, and numbers of rows.
+// Places in shared memory, in bytes: Q, for each stage K and V, P, and numbers of rows. With
+// kQInRegisters Q comes by way of the last stage, before it has a block.
 template <class C>
 struct ForwardSm80WideLayout {
   static constexpr int kGroups = C::kBlockM / 16;            // of warps
@@ -27,7 +28,9 @@ struct ForwardSm80WideLayout {
   static constexpr int kQ = C::kBlockM * TileK::kRowBytes;
   static constexpr int kK = C::kBlockN * TileK::kRowBytes;
   static constexpr int kV = C::kVInK ? 0 : C::kBlockN * TileV::kRowBytes;
-  static constexpr int kKAt = kQ, kVAt = kKAt + C::kStages * kK;
+  static constexpr int kKAt = C::kQInRegisters ? 0 : kQ, kVAt = kKAt + C::kStages * kK;
+  static constexpr int kQAt = C::kQInRegisters ? kKAt + (C::kStages - 1) * kK : 0;
+  static_assert(!C::kQInRegisters || (C::kStages > 1 && C::kBlockM <= C::kBlockN));
   static constexpr int kPAt = kVAt + C::kStages * kV;
   static constexpr int kRowsAt = kPAt + C::kBlockM * TileP::kRowBytes;
   // Of each row: the maximum or sum of each warp of the group, and what O is multiplied by.

@@ -17,6 +17,40 @@ struct ForwardSm80WideProducts {
   using Element = typename C::Element;
   static constexpr int kGroups = Warp::kGroups, kKeys = Warp::kKeys, kColumns = Warp::kColumns;
 
+  // Rows of Q, all columns: kQInRegisters.
+  struct Queries {
+    unsigned steps[TileK::kChunks / 2][4];
+  };
+  static ATTN_DEVICE void load_queries(Queries& q, unsigned shared) {
+    const int l = Warp::lane();
+    const unsigned lane = TileK::lane(shared + static_cast<unsigned>(Layout::kQAt),
+                                      Warp::group_row() + l % 16, l / 16);
+#pragma unroll
+    for (int step = 0; step < TileK::kChunks / 2; ++step) {
+      load_matrices(q.steps[step], TileK::further(lane, 0, 2 * step));
+    }
+  }
+
+  // S <- Q K^T of the warp's rows and its 8 keys. A product waits for the one before it in its sum,
+  // so there are four.
+  static ATTN_DEVICE void multiply_qk(float (&s)[4], const Queries& q, unsigned shared, int stage) {
+    static_assert(kKeys == 8);
+    constexpr int kSums = 4;
+    const int l = Warp::lane();
+    const unsigned keys = shared + static_cast<unsigned>(Layout::kKAt + stage * Layout::kK);
+    const unsigned k_lane = TileK::lane(keys, Warp::key0() + l % 8, l / 8);
+    float sums[kSums][4] = {};
+#pragma unroll
+    for (int step = 0; step < TileK::kChunks / 2; step += 2) {
+      unsigned k[4];
+      load_matrices(k, TileK::further(k_lane, 0, 2 * step));
+      multiply(Element{}, sums[step % kSums], q.steps[step], k[0], k[1]);
+      multiply(Element{}, sums[(step + 1) % kSums], q.steps[step + 1], k[2], k[3]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[i] = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+  }
+
   // S <- Q K^T of the warp's rows and keys. shared: where the layout begins.
   static ATTN_DEVICE void multiply_qk(float (&s)[kKeys / 2], unsigned shared, int stage) {
     const int l = Warp::lane();

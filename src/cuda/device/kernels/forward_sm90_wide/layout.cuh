@@ -18,7 +18,7 @@ struct ForwardSm90WideLayout {
   using TileP = PanelTile<64, C::kBlockN>;
   static constexpr int kQ = TileK::kBytes, kK = TileK::kBytes;
   static constexpr int kV = C::kVInK ? 0 : TileV::kBytes;
-  static constexpr int kKAt = kQ, kVAt = kKAt + C::kStages * kK;
+  static constexpr int kQAt = 0, kKAt = kQ, kVAt = kKAt + C::kStages * kK;
   static constexpr int kPAt = kVAt + C::kStages * kV;
   static constexpr int kRowsAt = kPAt + TileP::kBytes;
   // Of each row: its maximum or sum, and what O is multiplied by.
