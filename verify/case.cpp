@@ -190,8 +190,9 @@ std::string to_string(const Case& c) {
 }
 
 bool has_backward(const Problem& p) {
-  return p.layout_k != Layout::paged && p.key_list == 0 && p.seqlen_prefix == 0 &&
-         !core::has_own_types(p) && !core::has_own_type_q(p) && !core::has_own_type_o(p);
+  return p.layout_k != Layout::paged && p.seqlen_prefix == 0 &&
+         !(p.key_list > 0 && p.dtype == DType::f64) && !core::has_own_types(p) &&
+         !core::has_own_type_q(p) && !core::has_own_type_o(p);
 }
 
 std::int64_t scores(const Case& c) {

@@ -171,7 +171,7 @@ Report Conformance::check(const Subject& subject) {
                 .comparisons = {}};
   if (subject.phase == Phase::backward && !has_backward(case_.problem)) {
     report.status = Status::unsupported;
-    report.message = "backward takes no paged K, V, no lists of keys and no shared prefix";
+    report.message = "backward takes no paged K, V, no shared prefix and no lists of keys in f64";
     return report;
   }
   const auto all_passed = [&] {

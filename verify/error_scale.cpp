@@ -245,7 +245,7 @@ class Backward {
   // are sums themselves, and by its own relative error, which is that of the score and of LSE for
   // P_ij = exp(T_ij - LSE_i), and that of the operations of f' for f'_ij. Those of D_i and LSE_i
   // are shared by all keys.
-  void query_head(const Head<double>& head, Sums& dk, Sums& dv) {
+  void query_head(Head<double> head, Sums& dk, Sums& dv) {
     const core::Sequence& sequence = head.sequence;
     const double smallest = smallest_term(problem_.dtype);
     const Matrix<double> d_o = reference::load_matrix<double>(
@@ -253,6 +253,7 @@ class Backward {
         head.head, sequence.length_q, problem_.head_dim_v);
     Sums dq(sequence.length_q, problem_.head_dim);
     for (std::int64_t i = 0; i < sequence.length_q; ++i) {
+      head.gather(i);
       const Row<double> row = score_row(head, i, {}, nullptr);
       const std::vector<double> p = softmax_of_row(head, row);
       const std::vector<ScoreSquares> squares = score_squares(head, i, row, score_);
@@ -280,7 +281,7 @@ class Backward {
           o[static_cast<std::size_t>(c)] += z * p[j] * v[c];
         }
         dp_error[j] = std::sqrt(terms) + std::abs(dp[j]);
-        dv.add(static_cast<std::int64_t>(j), z * p[j],
+        dv.add(head.key(static_cast<std::int64_t>(j)), z * p[j],
                z * (std::max(p[j], smallest) +
                     p[j] * std::sqrt(square(score_error[j]) + square(lse_error))),
                d_o[i]);
@@ -324,7 +325,7 @@ class Backward {
                                       std::abs(problem_.scale()) * smallest) +
                              std::abs(problem_.scale() * dt) * slope_error;
         dq.add(i, value, error + std::abs(value) * score_error[j], head.k[key]);
-        dk.add(key, value,
+        dk.add(head.key(key), value,
                error + std::abs(value) * std::sqrt(square(score_error[j]) + square(lse_error)),
                head.q[i]);
         for (std::size_t c = 0; c < shared.size(); ++c) {

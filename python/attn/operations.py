@@ -128,8 +128,8 @@ def attention(  # noqa: F811
         key_list: int32 or int64 `[batch, 1 or heads_k, seqlen_q, n]`, with `cu_seqlens_q` `[1 or
             heads_k, total_q, n]`: each row attends to exactly the keys that its list names, in any
             order.
-            What is no key, as -1, adds nothing; a key that stands twice counts twice. Forward only,
-            without dropout.
+            What is no key, as -1, adds nothing; a key that stands twice counts twice. Without
+            dropout; backward on a CPU alone.
         prefix_k, prefix_v: `[n, heads_k, head_dim]` and `[n, heads_k, head_dim_v]` in every layout:
             keys that all sequences share and that come before their own, as of a common prompt.
             Those that every query is sure to see are read once for the batch. Masks, scores and

@@ -74,13 +74,16 @@ struct QueryTile {
   TileScratch* t = nullptr;
 };
 
+struct ListedKeys;  // listed_keys.hpp
+
 // A packed K, V block.
 struct KeyBlock {
   int key0 = 0;
   int keys = 0;
   void* k = nullptr;
   void* v = nullptr;
-  std::uint64_t k_apart = 0;  // bit j: k holds zeros in row j, see nonfinite.hpp
+  std::uint64_t k_apart = 0;           // bit j: k holds zeros in row j, see nonfinite.hpp
+  const ListedKeys* listed = nullptr;  // by list: which keys they are, in the place of key0
 };
 
 class Attention {

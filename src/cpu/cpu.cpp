@@ -139,6 +139,7 @@ void forward_pass(const Plan& plan, const Inputs& inputs, const Outputs& outputs
 void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const Context& context) {
+  const Problem& p = plan.problem;
   check_plan(plan, Phase::backward);
   Call call(plan, inputs, plan.compute, context);
   const Attention& a = call.attention;
@@ -148,7 +149,9 @@ void backward(const Plan& plan, const Inputs& inputs, const Outputs& outputs,
   }
   const GradientContext g(a, outputs, d_outputs, call.workers);
   if (gradients.dq.given() || gradients.dk.given() || gradients.dv.given()) {
-    if (plan.algorithm == Algorithm::standard) {
+    if (p.key_list > 0) {
+      backward_key_list(a, g, plan, gradients, call.workers);
+    } else if (plan.algorithm == Algorithm::standard) {
       backward_standard(a, g, gradients, call.workers);
     } else {
       backward_flash(a, g, plan, gradients, call.workers);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/problem/key_list.hpp"
+#include "cpu/attention.hpp"
 #include "cpu/tile_ops.hpp"
 
 namespace attn::cpu {
@@ -32,5 +33,16 @@ struct ListedKeys {
     for (int j = 0; j < count; ++j) row[j] = key[j] < 0 ? kNoKey : rows.row(key[j], head);
   }
 };
+
+// Calls visit(first, count, key) for each run of keys of a block that follow each other, as
+// core::for_key_runs does.
+template <class Visit>
+void for_each_run(const KeyBlock& block, const Visit& visit) {
+  if (block.listed == nullptr) return visit(0, block.keys, block.key0);
+  core::for_key_runs(block.listed->key, block.listed->count, visit);
+}
+
+// t.s <- score expression and mask of each key at its own index, and -inf where there is none.
+void modify_listed(const Attention& a, const QueryBlock& q, const ListedKeys& keys, TileScratch& t);
 
 }  // namespace attn::cpu

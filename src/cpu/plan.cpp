@@ -108,6 +108,19 @@ void choose_backward(Plan& plan) {
   }
   if (plan.algorithm == Algorithm::standard) return;
   const std::int64_t heads = std::max<std::int64_t>(1, p.batch * p.heads_k);
+  if (p.key_list > 0) {
+    const std::int64_t sums = std::max<std::int64_t>(
+        1, (Size(p.seqlen_k) * (p.head_dim + p.head_dim_v) * sizeof(float)).value());
+    plan.num_splits = static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(std::min(ceil_div(kEnoughRangeTasks, heads), kSplitBudget / sums),
+                                 1, std::max<std::int64_t>(1, p.seqlen_q)));
+    if (plan.num_splits > 1) {
+      plan.reasons.push_back(std::to_string(plan.num_splits) + " ranges of queries, because " +
+                             std::to_string(heads) +
+                             " K, V heads are few; each keeps a dK and dV of its own");
+    }
+    return;
+  }
   const std::int64_t split_bytes = std::max<std::int64_t>(
       1, (Size(p.batch) * p.heads_q * p.seqlen_q * p.head_dim * size_of(plan.compute)).value());
   const std::int64_t useful = std::max<std::int64_t>(1, p.seqlen_k / kMinSplitKeys);
@@ -223,7 +236,7 @@ std::int64_t most_blocks_per_task(const Problem& p) {
 void choose_tasks(Plan& plan) {
   const Problem& p = plan.problem;
   // Rows of one list are those of a query, whose parts are tasks of their own.
-  const bool has_lists = p.key_list > 0 && p.dtype != DType::f64;
+  const bool has_lists = p.key_list > 0 && p.dtype != DType::f64 && plan.phase == Phase::forward;
   const Size pairs = Size(p.batch) * p.heads_k;
   const Size passes = has_lists ? pairs * p.seqlen_q : pairs;
   const std::int64_t rows = (has_lists ? 1 : p.seqlen_q) * (p.heads_q / p.heads_k);

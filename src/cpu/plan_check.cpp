@@ -95,8 +95,11 @@ void check_plan(const Plan& plan, Phase phase) {
                    std::int64_t{blocks_per_task} * rows);
   const std::int64_t keys =
       plan.problem.key_list > 0 ? plan.problem.key_list : plan.problem.seqlen_k;
-  const std::int64_t blocks = core::ceil_div(keys, kBlockK);
-  check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, blocks));
+  // Ranges of keys, but of queries in the backward pass of lists.
+  const bool of_queries = plan.problem.key_list > 0 && phase == Phase::backward;
+  const std::int64_t ranges =
+      of_queries ? plan.problem.seqlen_q : core::ceil_div(keys, std::int64_t{kBlockK});
+  check_plan_range(plan, "num_splits", plan.num_splits, 1, std::max<std::int64_t>(1, ranges));
   if (plan.batch_invariant) {
     const std::int64_t splits =
         invariant_splits(plan.problem, plan.algorithm, plan.block_q, plan.problem.seqlen_k);

@@ -87,7 +87,9 @@ class Count {
   }
 
   Size backward() const {
-    const Size statistics = (pairs_ + 1) * 8 + 2 * pairs_ * blocks_ * plan_.block_q * kFloat;
+    const Size blocks =
+        p_.key_list > 0 ? p_.seqlen_q * core::divide_up(group_, plan_.block_q) : blocks_;
+    const Size statistics = (pairs_ + 1) * 8 + 2 * pairs_ * blocks * plan_.block_q * kFloat;
     const Size keys = kFloat * kBlockK * (d_ + d_v_);
     const Size block = gradient_block();
     const Size common =
@@ -100,6 +102,12 @@ class Count {
               8 * expressions_.gradient_elements() +
               Size(expressions_.gradient_buffers()) * (kBufferGradientBytes + kAlignment) +
               Size(expressions_.view_bytes()) + kRounding;
+    }
+    if (p_.key_list > 0) {
+      GradientTiles tiles;
+      tiles.tile = tile_;
+      const Size weights = pairs_ * blocks * plan_.block_q * kFloat;
+      return bytes + weights + key_list_gradient_bytes(plan_, tiles) + kRounding;
     }
     if (plan_.algorithm == Algorithm::standard) return bytes + 2 * matrix();
     bytes = bytes +

@@ -144,6 +144,10 @@ class Backward {
   // D adds from the last element on: with few keys dP and D cancel, and as a yardstick for
   // implementations that add in orders of their own the two must not share their rounding errors.
   void add_row(QueryHead& query_head, std::int64_t i, KeyGradients& sums) {
+    if (problem_.key_list > 0) {
+      query_head.head.gather(i);
+      query_head.v_transposed = transposed(query_head.head.v);
+    }
     const Head<Real>& head = query_head.head;
     const Matrix<Real>& d_o = query_head.d_o;
     const std::int64_t n = head.keys();
@@ -168,7 +172,7 @@ class Backward {
       dp_j = rounded(z * dp_j, rounding_.scores);
       const Real zp = rounded(z * rounded(p, rounding_.operands), rounding_.dropped);
       o_sum.add(zp, head.v[j]);
-      sums.dv_sums[static_cast<std::size_t>(j)].add(zp, d_o[i]);
+      sums.dv_sums[static_cast<std::size_t>(head.key(j))].add(zp, d_o[i]);
     }
     o_sum.finish();
     Real d = 0;
@@ -194,7 +198,7 @@ class Backward {
       const Real d_t = p * (dp[static_cast<std::size_t>(j)] - d);
       const Real d_s = scale * rounded(through_score(d_t, head, i, j, row), rounding_.operands);
       dq_sum.add(d_s, head.k[j]);
-      sums.dk_sums[static_cast<std::size_t>(j)].add(d_s, head.q[i]);
+      sums.dk_sums[static_cast<std::size_t>(head.key(j))].add(d_s, head.q[i]);
     }
     dq_sum.finish();
   }

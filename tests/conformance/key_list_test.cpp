@@ -341,8 +341,10 @@ TEST(KeyList, IsRefusedWhereItDoesNotFit) {
   });
   expect_refused(ErrorCode::unsupported, {"algorithm standard", "key_list is 70"},
                  [&] { run(complete_problem, nothing, {.algorithm = Algorithm::standard}); });
-  expect_refused(ErrorCode::unsupported, {"key_list is 70", "accepted by backward is 0"},
-                 [&] { make_plan(complete_problem, Phase::backward); });
+  Problem in_f64 = complete_problem;
+  in_f64.dtype = DType::f64;
+  expect_refused(ErrorCode::unsupported, {"dtype is f64", "key_list is 70", "accepted by backward"},
+                 [&] { make_plan(in_f64, Phase::backward); });
   // A plan without lists takes no lists.
   Problem without = complete_problem;
   without.key_list = 0;

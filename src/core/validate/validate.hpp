@@ -31,13 +31,13 @@ Device device_of(const Inputs& inputs);
 // were given, in `memory`, under names that look at those of the problem and the gradients.
 void validate_problem(const Problem& problem);
 // What is asked of a plan: enumerators, no kernel's name without a GPU, no backward pass of paged
-// K, V or of lists of keys, no dropout beside these.
+// K, V, no dropout beside lists of keys.
 void validate_options(const Problem& problem, Phase phase, const PlanOptions& options,
                       const Context& context);
 // The plan is one that make_plan gave, of this phase, and still of its backend.
 void validate_plan(const Plan& plan, Phase phase);
-// Paged K, V, caches in types of their own, lists of keys and shared prefixes have no backward
-// pass. Throws Error(unsupported).
+// Paged K, V, caches in types of their own, shared prefixes and lists of keys in f64 have no
+// backward pass. Throws Error(unsupported).
 void refuse_backward(const Problem& problem);
 // The shapes that mask and score declare for the buffers of shorthands; a call checks those that it
 // reads. open: a size of 0 stands for what is bound later.

@@ -62,9 +62,10 @@ void refuse_backward(const Problem& problem) {
                 fmt::format("seqlen_prefix is {}; accepted by backward is 0 (problem {})",
                             problem.seqlen_prefix, echo(problem)));
   }
-  if (problem.key_list > 0) {
+  if (problem.key_list > 0 && problem.dtype == DType::f64) {
     throw Error(ErrorCode::unsupported,
-                fmt::format("key_list is {}; accepted by backward is 0, no lists (problem {})",
+                fmt::format("dtype is f64 and key_list is {}; accepted by backward over lists of "
+                            "keys are f32, bf16 and f16 (problem {})",
                             problem.key_list, echo(problem)));
   }
   if (has_own_type_o(problem)) {

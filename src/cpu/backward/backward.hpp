@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attn/run.hpp"
+#include "core/tensor/size.hpp"
 #include "cpu/attention.hpp"
 #include "cpu/backward/gradient_context.hpp"
 
@@ -12,6 +13,11 @@ void backward_standard(const Attention& a, const GradientContext& g, const Gradi
                        const Workers& workers);
 void backward_flash(const Attention& a, const GradientContext& g, const Plan& plan,
                     const Gradients& gradients, const Workers& workers);
+// With lists of keys.
+void backward_key_list(const Attention& a, const GradientContext& g, const Plan& plan,
+                       const Gradients& gradients, const Workers& workers);
+// Bytes of its workspace, beside those of the context, at most.
+core::Size key_list_gradient_bytes(const Plan& plan, const GradientTiles& tiles);
 // What a buffer takes beside its loads and sums while its gradient is computed.
 inline constexpr std::size_t kBufferGradientBytes = 128;
 // Gradients of sink and of named buffers, common to both.

@@ -83,9 +83,10 @@ class BufferGradient {
     }
   }
 
-  // Adds the tile that tile_value_gradients left in s.
-  void add_tile(int key0, int keys, Scratch& s) {
-    for (const Load& load : loads_) add_load(load, key0, keys, s);
+  // Adds keys [first, first + keys) of the tile that tile_value_gradients left in s, which are key0
+  // and those after it.
+  void add_tile(int first, int keys, int key0, Scratch& s) {
+    for (const Load& load : loads_) add_load(load, first, keys, key0, s);
   }
 
   void store() const {
@@ -104,17 +105,19 @@ class BufferGradient {
   }
 
  private:
-  void add_load(const Load& load, int key0, int keys, Scratch& s) {
+  void add_load(const Load& load, int first, int keys, int key0, Scratch& s) {
     GradientTiles& t = s.tiles;
     const QueryBlock& q = s.block->q;
+    const std::ptrdiff_t at = std::ptrdiff_t{first} * a_.ops.rows;
+    const float* const raw = t.raw + at;
     expr::TileContext context = a_.expression_context(q, key0, keys, t.tile);
-    if (load.has_factor) a_.ops.evaluate(load.factor, context, t.raw, t.factor);
-    a_.ops.sum_gradient(t.ds, load.has_factor ? t.factor : nullptr, keys, q.count, load.by, s.sums);
+    if (load.has_factor) a_.ops.evaluate(load.factor, context, raw, t.factor);
+    a_.ops.sum_gradient(t.ds + at, load.has_factor ? t.factor : nullptr, keys, q.count, load.by,
+                        s.sums);
     const bool by_row = load.by == expr::Dependence::row || load.by == expr::Dependence::full;
     const bool by_key = load.by == expr::Dependence::key || load.by == expr::Dependence::full;
     if (!by_key) context.keys = 1;  // every key has the indices of the first
-    for (int d = 0; d < load.indices; ++d)
-      a_.ops.evaluate(load.index[d], context, t.raw, s.index[d]);
+    for (int d = 0; d < load.indices; ++d) a_.ops.evaluate(load.index[d], context, raw, s.index[d]);
     const double* sum = s.sums;
     for (int j = 0; j < context.keys; ++j, sum += by_row ? a_.ops.rows : 1) {
       for (int r = 0; r < (by_row ? q.count : 1); ++r) {
@@ -177,6 +180,10 @@ class Pass {
         const bool own_head = !by_head_ || pair % a_.problem.heads_k == task % heads;
         const bool own_batch = !by_batch_ || pair / a_.problem.heads_k == task / heads;
         if (!own_head || !own_batch) continue;
+        if (a_.problem.key_list > 0) {
+          add_listed(pair, s);
+          continue;
+        }
         const std::int64_t keys = pair_at(a_, pair).sequence.length_k;
         for (std::int64_t key = 0; key < keys; key += kChunkKeys) {
           add_chunk(pair, {key, std::min<std::int64_t>(key + kChunkKeys, keys)}, s);
@@ -187,6 +194,27 @@ class Pass {
   }
 
  private:
+  // Every Q block of the pair against the keys of its list.
+  void add_listed(std::int64_t pair, Scratch& s) {
+    const auto [sequence, head_k] = pair_at(a_, pair);
+    for (std::int64_t i = 0; i < g_.blocks(pair); ++i) {
+      g_.load(pair, i, *s.block);
+      const core::KeyList list =
+          core::key_list(a_.problem, a_.inputs, sequence, i / g_.blocks_of_query(), head_k);
+      for (std::int64_t entry = 0; entry < list.count; entry += kBlockK) {
+        const ListedKeys listed(list, entry);
+        if (!listed.any) continue;
+        KeyBlock block{.k = s.k, .v = s.v};
+        g_.load_keys(sequence, head_k, listed, block);
+        const GradientTile tile{s.block, expr::Coverage::mixed, &s.tiles};
+        g_.tile_value_gradients(&tile, 1, block);
+        for_each_run(block, [&](int first, int count, int key) {
+          for (BufferGradient& buffer : buffers_) buffer.add_tile(first, count, key, s);
+        });
+      }
+    }
+  }
+
   // Every Q block of the pair against a chunk of keys, whose blocks are packed once for all.
   void add_chunk(std::int64_t pair, KeyRange chunk, Scratch& s) {
     const core::Sequence& sequence = pair_at(a_, pair).sequence;
@@ -210,7 +238,7 @@ class Pass {
         }
         const GradientTile tile{s.block, coverage, &s.tiles};
         g_.tile_value_gradients(&tile, 1, block);
-        for (BufferGradient& buffer : buffers_) buffer.add_tile(key0, keys, s);
+        for (BufferGradient& buffer : buffers_) buffer.add_tile(0, keys, key0, s);
       };
       for_visible_blocks(a_, rows, chunk.begin, chunk.end, visit);
     }

@@ -102,8 +102,10 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
   first_block_.reserve(static_cast<std::size_t>(pair_count(a)) + 1);
   first_block_.push_back(0);
   for (std::int64_t pair = 0; pair < pair_count(a); ++pair) {
-    const std::int64_t rows = a.rows(pair_at(a, pair).sequence);
-    first_block_.push_back(first_block_.back() + core::ceil_div(rows, a.ops.rows));
+    const core::Sequence& sequence = pair_at(a, pair).sequence;
+    first_block_.push_back(first_block_.back() +
+                           (a.problem.key_list > 0 ? sequence.length_q * blocks_of_query()
+                                                   : core::ceil_div(a.rows(sequence), a.ops.rows)));
   }
   has_factor_ = a.programs.has_derivative();
   if (has_factor_) derivative_ = a.bind(a.programs.derivative(), workspace);
@@ -122,9 +124,8 @@ GradientContext::GradientContext(const Attention& a, const Outputs& outputs,
     const core::Rows d_lse_rows =
         core::lse_rows(a.problem, a.inputs, d_outputs.lse, sequence.batch);
     QueryBlock q;
-    const std::int64_t row0 = (block - first_block(pair)) * rows;
-    a.place_query_block(sequence, head_k, row0,
-                        static_cast<int>(std::min<std::int64_t>(a.rows(sequence) - row0, rows)), q);
+    const auto [row0, count] = block_rows(pair, block - first_block(pair));
+    a.place_query_block(sequence, head_k, row0, count, q);
     const std::byte* o_row[kMaxRows];
     const std::byte* d_o_row[kMaxRows];
     float* lse = lse_ + block * rows;
@@ -180,11 +181,24 @@ void GradientContext::sum_exponentials(std::int64_t pair, const GradientTile& ti
   const auto [sequence, head_k] = pair_at(a_, pair);
   const QueryBlock& q = tile.block->q;
   KeyBlock keys = room;
-  for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
-    load_keys(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), keys);
+  const auto add = [&] {
     exponentials(&tile, 1, keys);
     for (int j = 0; j < keys.keys; ++j) {
       for (int r = 0; r < q.count; ++r) sum[r] += double{tile.t->tile.s[j * a_.ops.rows + r]};
+    }
+  };
+  if (a_.problem.key_list > 0) {
+    const core::KeyList list =
+        core::key_list(a_.problem, a_.inputs, sequence, q.tile.query_min, head_k);
+    for (std::int64_t entry = 0; entry < list.count; entry += kBlockK) {
+      const ListedKeys listed(list, entry);
+      load_keys(sequence, head_k, listed, keys);
+      add();
+    }
+  } else {
+    for (int key0 = 0; key0 < sequence.length_k; key0 += kBlockK) {
+      load_keys(sequence, head_k, key0, std::min(kBlockK, sequence.length_k - key0), keys);
+      add();
     }
   }
   if (!a_.problem.sink) return;
@@ -199,11 +213,25 @@ std::int64_t GradientContext::pair_of_block(std::int64_t block) const {
   return after - first_block_.begin() - 1;
 }
 
+GradientContext::BlockRows GradientContext::block_rows(std::int64_t pair, std::int64_t i) const {
+  const int rows = a_.ops.rows;
+  if (a_.problem.key_list == 0) {
+    const std::int64_t first = i * rows, all = a_.rows(pair_at(a_, pair).sequence);
+    return {first, static_cast<int>(std::min<std::int64_t>(all - first, rows))};
+  }
+  const std::int64_t head = i % blocks_of_query() * rows;
+  return {i / blocks_of_query() * a_.group + head,
+          static_cast<int>(std::min<std::int64_t>(a_.group - head, rows))};
+}
+
+std::int64_t GradientContext::lane_of(std::int64_t row) const {
+  if (a_.problem.key_list == 0) return row;
+  return row / a_.group * blocks_of_query() * a_.ops.rows + row % a_.group;
+}
+
 void GradientContext::load(std::int64_t pair, std::int64_t i, GradientBlock& block) const {
   const auto [sequence, head_k] = pair_at(a_, pair);
-  const int rows = a_.ops.rows;
-  const std::int64_t row0 = i * rows;
-  const auto count = static_cast<int>(std::min<std::int64_t>(a_.rows(sequence) - row0, rows));
+  const auto [row0, count] = block_rows(pair, i);
   a_.load_query_block(sequence, head_k, row0, count, block.q);
   const core::Rows grad = core::rows_like_q(a_.problem, a_.inputs, d_outputs_.o, sequence.batch);
   const std::byte* q[kMaxRows];
@@ -244,12 +272,16 @@ void GradientContext::exponentials(const GradientTile* tile, int tiles,
   for (int i = 0; i < tiles; ++i) {
     GradientTiles& t = *tile[i].t;
     for_each_bit(keys.k_apart, n, [&](int j) {
-      const std::byte* row = key_row(tile[i], keys.key0 + j);
+      const std::byte* row = key_row(tile[i], keys, j);
       score_apart(a_, tile[i].block->q, row, t.tile.s + j * a_.ops.rows);
     });
     float* p = t.tile.s;
     if (a_.has_score()) std::copy_n(p, n * a_.ops.rows, t.raw);
-    a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
+    if (keys.listed != nullptr) {
+      modify_listed(a_, tile[i].block->q, *keys.listed, t.tile);
+    } else {
+      a_.modify(tile[i].block->q, keys.key0, n, tile[i].coverage, t.tile);
+    }
     a_.ops.probabilities(p, n, natural, tile[i].block->lse, p);
   }
 }
@@ -297,8 +329,8 @@ void GradientContext::gradients_in_strips(const GradientTile& tile, const KeyBlo
 }
 
 bool GradientContext::in_strips(const GradientTile& tile, const KeyBlock& keys) const {
-  return a_.ops.softmax_gradient != nullptr && !has_factor_ && !a_.has_dropout() &&
-         tile.block->weight == nullptr &&
+  return a_.ops.softmax_gradient != nullptr && keys.listed == nullptr && !has_factor_ &&
+         !a_.has_dropout() && tile.block->weight == nullptr &&
          (keys.k_apart | tile.block->q_apart | tile.block->do_apart) == 0;
 }
 
@@ -310,8 +342,11 @@ void GradientContext::tile_gradients(const GradientTile* tile, int tiles,
     const QueryBlock& q = tile[i].block->q;
     GradientTiles& t = *tile[i].t;
     if (has_factor_) {
-      a_.ops.evaluate(derivative_, a_.expression_context(q, keys.key0, keys.keys, t.tile), t.raw,
-                      t.factor);
+      for_each_run(keys, [&](int first, int count, int key) {
+        const std::ptrdiff_t at = std::ptrdiff_t{first} * a_.ops.rows;
+        a_.ops.evaluate(derivative_, a_.expression_context(q, key, count, t.tile), t.raw + at,
+                        t.factor + at);
+      });
       a_.ops.multiply_gradient(t.factor, keys.keys, t.ds);
     }
     if (a_.ops.round_gradients != nullptr) {
@@ -327,8 +362,22 @@ void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int 
     k[j] = sequence.k.row(key0 + j, head_k);
     v[j] = sequence.v.row(key0 + j, head_k);
   }
-  const CacheType type = a_.type_k;  // backward has one type of all
   block.key0 = key0;
+  pack_keys(k, v, keys, block, k_pairs);
+}
+
+void GradientContext::load_keys(const core::Sequence& sequence, int head_k,
+                                const ListedKeys& listed, KeyBlock& block, void* k_pairs) const {
+  const std::byte *k[kBlockK], *v[kBlockK];
+  listed.find(sequence.k, head_k, k);
+  listed.find(sequence.v, head_k, v);
+  block.listed = &listed;
+  pack_keys(k, v, listed.count, block, k_pairs);
+}
+
+void GradientContext::pack_keys(const std::byte** k, const std::byte** v, int keys, KeyBlock& block,
+                                void* k_pairs) const {
+  const CacheType type = a_.type_k;  // backward has one type of all
   block.keys = keys;
   block.k_apart = a_.ops.nonfinite_rows(k, keys, a_.dim, type);
   for_each_bit(block.k_apart, keys, [&](int j) { k[j] = nullptr; });
@@ -337,16 +386,17 @@ void GradientContext::load_keys(const core::Sequence& sequence, int head_k, int 
   a_.ops.pack_k(v, keys, a_.dim_v, type, nullptr, block.v);
 }
 
-const std::byte* GradientContext::key_row(const GradientTile& tile, int key) const {
+const std::byte* GradientContext::key_row(const GradientTile& tile, const KeyBlock& keys,
+                                          int j) const {
   const expr::Tile& rows = tile.block->q.tile;
+  const int key = keys.listed != nullptr ? keys.listed->key[j] : keys.key0 + j;
   return a_.sequences[static_cast<std::size_t>(rows.batch)].k.row(key, rows.head_min / a_.group);
 }
 
 void GradientContext::add_keys_apart(const KeyBlock& keys, const GradientTile& tile,
                                      float* dq_t) const {
   for_each_bit(keys.k_apart, keys.keys, [&](int j) {
-    add_outer(a_, tile.t->ds + j * a_.ops.rows, key_row(tile, keys.key0 + j), a_.dim, a_.type_k, 1,
-              dq_t);
+    add_outer(a_, tile.t->ds + j * a_.ops.rows, key_row(tile, keys, j), a_.dim, a_.type_k, 1, dq_t);
   });
 }
 

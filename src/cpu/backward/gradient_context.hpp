@@ -8,6 +8,7 @@
 
 #include "attn/run.hpp"
 #include "cpu/attention.hpp"
+#include "cpu/listed_keys.hpp"
 #include "cpu/workers.hpp"
 #include "cpu/workspace.hpp"
 
@@ -53,12 +54,22 @@ class GradientContext {
                   const Workers& workers);
 
   // Q blocks are numbered over all (sequence, K, V head) pairs (pairs.hpp); first_block(number of
-  // pairs) is their number.
+  // pairs) is their number. With lists of keys the rows of a block are of one query.
   std::int64_t first_block(std::int64_t pair) const {
     return first_block_[static_cast<std::size_t>(pair)];
   }
   std::int64_t blocks(std::int64_t pair) const { return first_block(pair + 1) - first_block(pair); }
   std::int64_t pair_of_block(std::int64_t block) const;
+  // Rows of Q block i of a pair, the first and how many.
+  struct BlockRows {
+    std::int64_t first;
+    int count;
+  };
+  BlockRows block_rows(std::int64_t pair, std::int64_t i) const;
+  // Blocks that the rows of a query take, with lists of keys.
+  std::int64_t blocks_of_query() const { return core::ceil_div(a_.group, a_.ops.rows); }
+  // Where a row of a pair stands in what lse, delta and weight give of the pair's first block.
+  std::int64_t lane_of(std::int64_t row) const;
   const float* lse(std::int64_t block) const { return lse_ + block * a_.ops.rows; }
   const float* delta(std::int64_t block) const { return delta_ + block * a_.ops.rows; }
   // What exp(s - LSE) is multiplied by to be P, of each row; null: 1.
@@ -82,6 +93,9 @@ class GradientContext {
   // is not null: K again, as dQ takes it.
   void load_keys(const core::Sequence& sequence, int head_k, int key0, int keys, KeyBlock& block,
                  void* k_pairs = nullptr) const;
+  // The same of the keys that a list names.
+  void load_keys(const core::Sequence& sequence, int head_k, const ListedKeys& listed,
+                 KeyBlock& block, void* k_pairs = nullptr) const;
   // dq_t[d][row] += dS[key][row] k[key][d] of the keys set apart, where dS is not 0.
   void add_keys_apart(const KeyBlock& keys, const GradientTile& tile, float* dq_t) const;
   // dv[key] += P[key][row] dO[row] and dk[key] += dS[key][row] q[row] of the rows set apart, where
@@ -100,7 +114,11 @@ class GradientContext {
                         double* sum) const;
   // t->tile.s <- exp(s - LSE); t->raw as in tile_value_gradients.
   void exponentials(const GradientTile* tile, int tiles, const KeyBlock& keys) const;
-  const std::byte* key_row(const GradientTile& tile, int key) const;
+  // Row j of the block's K.
+  const std::byte* key_row(const GradientTile& tile, const KeyBlock& keys, int j) const;
+  // Packs rows k and v, which are changed, as load_keys does.
+  void pack_keys(const std::byte** k, const std::byte** v, int keys, KeyBlock& block,
+                 void* k_pairs) const;
   // Whether nothing needs P and dS in f32, or their whole tile at once.
   bool in_strips(const GradientTile& tile, const KeyBlock& keys) const;
   // P and dS in the operand type, some keys at a time; t->factor is scratch.

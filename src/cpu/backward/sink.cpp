@@ -23,10 +23,11 @@ void backward_sink(const Attention& a, const GradientContext& g, const Gradients
       for (std::int64_t row = head % a.group; row < a.rows(sequence); row += a.group) {
         // A row without keys has P_sink = 1, be the sink infinite or NaN. A row with keys that sees
         // such a sink has an O, and so a D, that is NaN.
-        const bool all = double{lse[row]} == logit || std::isnan(logit);
-        const double p = all ? 1 : std::exp(logit - double{lse[row]});
+        const std::int64_t lane = g.lane_of(row);
+        const bool all = double{lse[lane]} == logit || std::isnan(logit);
+        const double p = all ? 1 : std::exp(logit - double{lse[lane]});
         // Of a row far from 0 that sees keys, LSE may be the sink all the same.
-        sum -= p * (weight != nullptr ? double{weight[row]} : 1.0) * double{delta[row]};
+        sum -= p * (weight != nullptr ? double{weight[lane]} : 1.0) * double{delta[lane]};
       }
     }
     core::store_element(static_cast<std::byte*>(d_sink.data) + head * d_sink.strides[0] * size,

@@ -3,7 +3,6 @@
 // names are gathered block by block, in the order of the list. Where there are few queries, parts
 // of a list are tasks, whose results are merged.
 #include <cmath>
-#include <limits>
 
 #include "cpu/forward/forward.hpp"
 #include "cpu/forward/merge_parts.hpp"
@@ -14,23 +13,6 @@
 
 namespace attn::cpu {
 namespace {
-
-// Score expression and mask of each key at its own index, and -inf where there is none.
-void modify(const Attention& a, const QueryBlock& q, const ListedKeys& keys, TileScratch& t) {
-  const int rows = a.ops.rows;
-  if (a.has_score() || a.has_mask()) {
-    core::for_key_runs(keys.key, keys.count, [&](int first, int count, std::int32_t key) {
-      const expr::TileContext context = a.expression_context(q, key, count, t);
-      float* const s = t.s + std::ptrdiff_t{first} * rows;
-      if (a.has_score()) a.ops.evaluate_score(a.score(), context, s);
-      if (a.has_mask()) a.ops.apply_mask(a.mask(), context, s);
-    });
-  }
-  for (int j = 0; j < keys.count && !keys.all; ++j) {
-    if (keys.key[j] >= 0) continue;
-    std::fill_n(t.s + std::ptrdiff_t{j} * rows, rows, -std::numeric_limits<float>::infinity());
-  }
-}
 
 // scale[j] <- the scale of entry j, 1 where it has no key; null where there are none.
 const float* listed_scales(const Attention& a, const Tensor& of, const core::Sequence& sequence,
@@ -74,7 +56,7 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_k,
     for (int i = 0; i < tiles; ++i) {
       QueryBlock& q = s.blocks[first + i];
       TileScratch& t = s.tile[i];
-      modify(a, q, keys, t);
+      modify_listed(a, q, keys, t);
       a.ops.row_max(t.s, keys.count, t.row_max);
       a.ops.softmax(t.s, keys.count, a.c(), t.row_max, nullptr, q.m, q.l, t.alpha, t.p);
       output[i] = {t.p, t.alpha, q.o_t};
