@@ -16,9 +16,10 @@ using verify::Status;
 constexpr std::uint64_t kSeed = 20261122;
 constexpr std::int64_t kQuickScores = 100'000;
 
-// backward_simt takes everything that has a backward pass but lists of keys; backward_sm80_deterministic what tensor
-// cores do, backward_sm80 that and wider heads where there are queries and keys and the GPU's
-// shared memory holds them, and backward_sm90, in order too, where the GPU is one.
+// backward_simt takes everything that has a backward pass but lists of keys;
+// backward_sm80_deterministic what tensor cores do, backward_sm80 that and wider heads where there
+// are queries and keys and the GPU's shared memory holds them, and backward_sm90, in order too,
+// where the GPU is one.
 void check_all(const Case& c, std::uint64_t seed) {
   const Problem& p = c.problem;
   const bool taken = verify::has_backward(p) && p.key_list == 0;
