@@ -3,11 +3,12 @@
 //
 //   g++ -std=c++20 -O2 -Iinclude -Isrc bench/gpu/ranks_parts.cpp build/libattn.a -lfmt -ldl
 //     -pthread -o ranks_parts
-//   ./ranks_parts 2 b1_n16384_hq64_hk8_d128_causal_bf16
+//   ./ranks_parts [--kernels] 2 b1_n16384_hq64_hk8_d128_causal_bf16
 //
-// A problem is as in ranks.cpp. Each line is the median of some calls in ms; "of half" is a share
-// of the ideal, one GPU's time divided by the ranks. All of it takes some ten seconds a problem,
-// most of them for tensors and for compiling kernels.
+// --kernels: of a rank's kernels all heads in one call alone, no copies and no sums. A problem is
+// as in ranks.cpp. Each line is the median of some calls in ms; "of half" is a share of the ideal,
+// one GPU's time divided by the ranks. All of it takes some ten seconds a problem, most of them for
+// tensors and for compiling kernels.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -107,6 +108,8 @@ class RankKernels {
       g.inputs.k = of_k(gathered.inputs.k);
       g.inputs.v = of_k(gathered.inputs.v);
       g.inputs.sink = of_q(mine.inputs.sink);
+      g.inputs.buffers.insert(g.inputs.buffers.end(), mine.inputs.buffers.begin(),
+                              mine.inputs.buffers.end());
       g.outputs = {.o = of_q(mine.outputs.o), .lse = of_q(mine.outputs.lse)};
       g.d_outputs.o = of_q(mine.d_o);
       g.gradients.dq = of_q(mine.gradients.dq);
@@ -278,7 +281,7 @@ void time_sums(const Rank& rank) {
   say("(d) sums of dK and dV, two terms", ms, gigabytes(bytes, ms));
 }
 
-void run(const Work& work, int count) {
+void run(const Work& work, int count, bool only_kernels) {
   std::vector<Rank> ranks(static_cast<std::size_t>(count));
   std::vector<attn::Device> devices;
   for (int r = 0; r < count; ++r) {
@@ -356,19 +359,19 @@ void run(const Work& work, int count) {
         say(name + how, ms, percent(share, ms));
       };
       report("all heads in one call", {heads}, false);
-      if (heads < 4) continue;
+      if (heads < 4 || only_kernels) continue;
       report("1 head and the rest, one stream", {1, heads - 1}, false);
       report("1 head and the rest, two streams", {1, heads - 1}, true);
       report("halves, two streams", {heads / 2, heads - heads / 2}, true);
     }
   }
-  {
+  if (!only_kernels) {
     const PlanData& plan = ranks[0].plan->data();
     RankKernels backward(plan, *ranks[0].mine, *ranks[0].gathered, devices[0], Phase::backward,
                          {plan.problem.heads_k}, false);
     time_copies(ranks, [&] { backward.launch(); });
+    time_sums(ranks[0]);
   }
-  time_sums(ranks[0]);
   say("(e) ranks meet: an empty call of all threads", median_of([&] { return call(-1); }));
   for (const int of : {0, 1}) {
     const double ms = median_of([&] { return call(of); });
@@ -383,13 +386,17 @@ void run(const Work& work, int count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) return std::fprintf(stderr, "usage: ranks_parts RANKS PROBLEM...\n"), 2;
+  const bool only_kernels = argc > 1 && std::string(argv[1]) == "--kernels";
+  const int first = only_kernels ? 2 : 1;
+  if (argc < first + 2) {
+    return std::fprintf(stderr, "usage: ranks_parts [--kernels] RANKS PROBLEM...\n"), 2;
+  }
   int failed = 0;
-  for (int i = 2; i < argc; ++i) {
+  for (int i = first + 1; i < argc; ++i) {
     std::printf("%s\n", argv[i]);
     std::fflush(stdout);
     try {
-      run(parse(argv[i]), std::atoi(argv[1]));
+      run(parse(argv[i]), std::atoi(argv[first]), only_kernels);
     } catch (const std::exception& error) {
       ++failed;
       std::printf("FAILED: %s\n", error.what());

@@ -111,11 +111,12 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
   source.name = kernel_name(config);
   source.entry = "attn_backward";
   source.allowed_spill_bytes = config.tiling.spill_bytes;
-  source.text =
-      fmt::format("#define ATTN_PRECISE_MATH {}\n{}",
-                  backward_precise_math(*config.kernel, config.features.dtype), kIncludes);
   constexpr std::int64_t kShort = 1 << 20;
   const bool is_short = std::max(problem.seqlen_q, problem.seqlen_k) <= kShort;
+  if (is_short) source.text += "#define ATTN_SHORT_SEQUENCES 1\n";
+  source.text +=
+      fmt::format("#define ATTN_PRECISE_MATH {}\n{}",
+                  backward_precise_math(*config.kernel, config.features.dtype), kIncludes);
   source.text += print_expressions(problem.mask, score_expression(problem), printed, is_short);
   // On tensor cores the digits that the shorter form loses are beyond those of 16-bit products,
   // unless every score of a row is saturated (docs/numerics.md, "Extremes").

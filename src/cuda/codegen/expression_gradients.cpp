@@ -77,14 +77,17 @@ std::optional<TanhScore> tanh_score(const Expr& score) {
 }
 
 std::string tanh_text(const TanhScore& score) {
-  const ScoreFactors factors = score_factors(score.of_tanh);
+  ScoreFactors factors = score_factors(score.of_tanh);
+  factors.multiple.assign(factors.multiple.size(), -1);  // each is computed
   std::string text =
       fmt::format("  static constexpr float kTanhMultiple = {:a}f;\n", score.multiple);
   text += fmt::format("  static constexpr float kTanhSlope = {:a}f;\n", score.slope);
   text += fmt::format("  static constexpr float kTanhFactor = {:a}f;\n", factors.after);
   text += fmt::format("  static constexpr bool kIsBounded = {};\n", score.bounded);
-  return text + function("float", "of_tanh", kPoint,
-                         value_body(compile(score.of_tanh), expr::CudaMath::fast, nullptr,
+  return text + function("float", "of_tanh",
+                         "float dot, int query, int key_first, int batch, int head, int seqlen_q, "
+                         "int seqlen_k, int step",
+                         value_body(compile(score.of_tanh), expr::CudaMath::fast, &factors,
                                     factors.result));
 }
 

@@ -27,7 +27,8 @@ namespace attn::cuda {
 //     // Then: T is kTanhFactor times of_tanh of that tanh, and dT/dS is kTanhSlope (1 - tanh^2).
 //     static constexpr float kTanhMultiple, kTanhFactor, kTanhSlope;
 //     static constexpr bool kIsBounded;  // |T| is at most 128, as with softcap(30)
-//     float of_tanh(float tanh, int query, ...) const;
+//     // of key_first + step, as Expressions::score is.
+//     float of_tanh(float tanh, int query, int key_first, ..., int step) const;
 //   };
 //
 // in namespace attn::device. Values agree with expr::evaluate<float> (exp, exp2, log, tanh,

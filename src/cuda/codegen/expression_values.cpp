@@ -53,6 +53,8 @@ bool has_forms(const Instruction& in) {
           in.op == Op::mul || in.op == Op::div);
 }
 
+std::string name_of(std::size_t i) { return fmt::format("v{}", i); }
+
 std::string position_text(Op op, std::string_view a, std::string_view b) {
   return fmt::format("attn_position_{}({}, {})", expr::cuda_word(op), a, b);
 }
@@ -86,12 +88,16 @@ ExpressionValues::ExpressionValues(const expr::Program& program, CudaMath math,
       given_(std::move(given)),
       small_(small_in_short_sequences(program)),
       in_jump_(operands_of_jumps(program)),
-      users_(program.instructions.size()) {
+      users_(program.instructions.size()),
+      named_(program.instructions.size()) {
   for (std::size_t i = 0; i < users_.size(); ++i) linear_.push_back(linear(i));
   for (const std::size_t i : results) users_[i] = 1;
   for (std::size_t i = users_.size(); i-- > 0;) {
     if (users_[i] == 0) continue;
     for (const std::size_t a : read_by(i)) ++users_[a];
+    if (const Linear* const x = stepped(i); x != nullptr) {
+      for (const std::size_t a : x->named) named_[a] = true;
+    }
   }
 }
 
@@ -101,8 +107,8 @@ std::string ExpressionValues::statements() {
     const Instruction& in = program_.instructions[i];
     std::string value = users_[i] > 0 ? value_text(i) : std::string();
     const bool steps = factors_ != nullptr && in.op == Op::key && users_[i] > 0;
-    if (steps || (!is_leaf(in) && (users_[i] > 1 || value.size() > kLongestValue))) {
-      const std::string name = steps ? "key" : fmt::format("v{}", i);
+    if (steps || (!is_leaf(in) && (users_[i] > 1 || named_[i] || value.size() > kLongestValue))) {
+      const std::string name = steps ? "key" : name_of(i);
       text += fmt::format("    const {} {} = {};\n", expr::cuda_type(in.type), name, value);
       value = name;
     }
@@ -118,41 +124,53 @@ const Instruction& ExpressionValues::operand(std::size_t i) const {
 // Instructions whose values the text of this one contains.
 std::vector<std::size_t> ExpressionValues::read_by(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
-  if (is_given(i) || multiple(i) >= 0 || !stepped(i).empty()) return {};
+  if (is_given(i) || multiple(i) >= 0) return {};
+  if (const Linear* const x = stepped(i); x != nullptr) return x->named;
   if (const Instruction* remainder = compared_remainder(i); remainder != nullptr) {
     return {static_cast<std::size_t>(remainder->args[0])};
   }
   return {in.args, in.args + in.num_args};
 }
 
-// Sums and differences of positions and lengths that are small. The range of the key holds
-// key_first too, so `text` is as small.
+// Sums and differences of positions, lengths and what all keys of a row share, as a `select` by
+// the query, where they are small. The range of the key holds key_first too, so `text` is as small.
 ExpressionValues::Linear ExpressionValues::linear(std::size_t i) const {
   const Instruction& in = program_.instructions[i];
   if (factors_ == nullptr || !small_[i]) return {};
   if (in.op == Op::key) return {"key_first", 1};
   if (is_leaf(in)) return {expr::cuda_value(program_, in, {}, math_), 0};
-  if (in.op != Op::add && in.op != Op::sub) return {};
-  const Linear& a = linear_[static_cast<std::size_t>(in.args[0])];
-  const Linear& b = linear_[static_cast<std::size_t>(in.args[1])];
-  if (a.text.empty() || b.text.empty()) return {};
-  Linear sum{position_text(in.op, a.text, b.text),
-             in.op == Op::add ? a.coefficient + b.coefficient : a.coefficient - b.coefficient};
-  return sum.text.size() > kLongestValue ? Linear{} : sum;
+  if (in.op == Op::add || in.op == Op::sub) {
+    const Linear& a = linear_[static_cast<std::size_t>(in.args[0])];
+    const Linear& b = linear_[static_cast<std::size_t>(in.args[1])];
+    if (a.text.empty() || b.text.empty()) return {};
+    Linear sum{position_text(in.op, a.text, b.text),
+               in.op == Op::add ? a.coefficient + b.coefficient : a.coefficient - b.coefficient,
+               a.named};
+    sum.named.insert(sum.named.end(), b.named.begin(), b.named.end());
+    return sum.text.size() > kLongestValue ? Linear{} : sum;
+  }
+  const bool of_row =
+      in.dependence == expr::Dependence::uniform || in.dependence == expr::Dependence::row;
+  return of_row ? Linear{name_of(i), 0, {i}} : Linear{};
 }
 
 // The conversion of a linear int32, or of its absolute value, that the step is in: integers of
 // 22 bits are exact as float32, so the step is added there. For the scores of a row that are
-// steps apart that is one addition of a constant each. Empty: i is no such conversion.
-std::string ExpressionValues::stepped(std::size_t i) const {
-  if (program_.instructions[i].op != Op::to_float) return {};
+// steps apart that is one addition of a constant each. Null: i is no such conversion.
+const ExpressionValues::Linear* ExpressionValues::stepped(std::size_t i) const {
+  if (program_.instructions[i].op != Op::to_float) return nullptr;
   const auto converted = static_cast<std::size_t>(program_.instructions[i].args[0]);
   const bool is_abs = operand(i).op == Op::abs && small_[converted];
   const Linear& x = linear_[is_abs ? static_cast<std::size_t>(operand(i).args[0]) : converted];
-  if (x.coefficient == 0) return {};
+  return x.coefficient == 0 ? nullptr : &x;
+}
+
+std::string ExpressionValues::stepped_text(std::size_t i) const {
+  const Linear* const x = stepped(i);
+  if (x == nullptr) return {};
   const std::string value =
-      fmt::format("attn_position_to_float({}, {} * step)", x.text, x.coefficient);
-  return is_abs ? fmt::format("attn_abs({})", value) : value;
+      fmt::format("attn_position_to_float({}, {} * step)", x->text, x->coefficient);
+  return operand(i).op == Op::abs ? fmt::format("attn_abs({})", value) : value;
 }
 
 // The remainder of an int32 by a scalar or a literal that i compares with 0, which takes no
@@ -183,7 +201,7 @@ std::string ExpressionValues::value_text(std::size_t i) const {
   if (multiple(i) >= 0) return fmt::format("attn_mul(dot, multiple_{})", multiple(i));
   if (in.op == Op::score) return "dot";
   if (factors_ != nullptr && in.op == Op::key) return "key_first + step";
-  if (std::string value = stepped(i); !value.empty()) return value;
+  if (std::string value = stepped_text(i); !value.empty()) return value;
   const std::vector<std::string> operands = operands_of(in, values_);
   if (const Instruction* remainder = compared_remainder(i); remainder != nullptr) {
     const Instruction& divisor =

@@ -42,14 +42,16 @@ class ExpressionValues {
   struct Linear {
     std::string text;  // empty: not of this form
     int coefficient = 0;
+    std::vector<std::size_t> named = {};  // instructions whose names the text has
   };
 
   bool is_given(std::size_t i) const { return !given_.empty() && !given_[i].empty(); }
   int multiple(std::size_t i) const { return factors_ != nullptr ? factors_->multiple[i] : -1; }
   const expr::Instruction& operand(std::size_t i) const;
   std::vector<std::size_t> read_by(std::size_t i) const;
+  const Linear* stepped(std::size_t i) const;
   Linear linear(std::size_t i) const;
-  std::string stepped(std::size_t i) const;
+  std::string stepped_text(std::size_t i) const;
   const expr::Instruction* compared_remainder(std::size_t i) const;
   std::string value_text(std::size_t i) const;
 
@@ -61,6 +63,7 @@ class ExpressionValues {
   std::vector<bool> small_;
   std::vector<bool> in_jump_;  // stands in the operand of floor or to_int
   std::vector<int> users_;     // 0: its value is not needed
+  std::vector<bool> named_;    // has a name, whoever uses it
   std::vector<Linear> linear_;
   std::vector<std::string> values_;
 };

@@ -186,8 +186,8 @@ struct BackwardSm90Scores {
     float y = x, gradient = 1.f;
     if constexpr (Slope::kIsOfTanh) {
       const int query = t.query0 + first_row() + at / 2 % 2 * 8;
-      const int key = t.key0 + first_column() + at / 4 * 8 + at % 2;
-      float of_tanh = slope.of_tanh(x, query, key, t.batch, t.head_q, t.length_q, t.length_k);
+      const int key = t.key0 + first_column(), step = at / 4 * 8 + at % 2;
+      float of_tanh = slope.of_tanh(x, query, key, t.batch, t.head_q, t.length_q, t.length_k, step);
       if constexpr (C::kFarRows) of_tanh -= m;
       y = fmaf(of_tanh, Slope::kTanhFactor * kLog2E, -lse2);
       if constexpr (!Slope::kIsBounded) y = -max_or_nan(-y, 0.f);
