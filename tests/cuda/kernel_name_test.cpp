@@ -176,6 +176,18 @@ BackwardConfig backward_chosen(const std::string& descriptor, std::string_view k
   return backward_config(choose_backward_kernel(p, {}, wish), p, {}, device::Gradient::all, wish);
 }
 
+int heads_together(const char* problem) {
+  return heads_at_once(parse_problem(problem), backward_chosen(problem, "backward_sm90"));
+}
+
+TEST(BackwardHeadsAtOnce, AreMoreWhereAWindowHasFewTiles) {
+  EXPECT_EQ(heads_together("b1_sq8192_sk10240_hq64_hk8_d128_window4096x0_bf16"), 4);
+  EXPECT_EQ(heads_together("b1_n16384_hq64_hk8_d128_window4096x0_bf16"), 2);
+  EXPECT_EQ(heads_together("b1_n16384_hq64_hk8_d128_causal_bf16"), 1);
+  EXPECT_EQ(heads_together("b1_n8192_h16_d128_window4096x0_bf16"), 2);
+  EXPECT_EQ(heads_together("b2_n16384_hq64_hk8_d128_window4096x0_bf16"), 1);  // many tiles
+}
+
 const BackwardSm90Shape& backward_sm90(const BackwardConfig& config) {
   return dynamic_cast<const BackwardSm90&>(*config.shape).shape;
 }

@@ -59,13 +59,15 @@ int heads_at_once(const Problem& p, const BackwardConfig& config) {
       std::max<std::int64_t>(1, ceil_div(p.seqlen_k, config.tiling.block_m));
   const std::int64_t pairs = std::max<std::int64_t>(1, p.batch * p.heads_k);
   std::int64_t most = std::max(bytes / pair, ceil_div(kLeastTiles, blocks));
-  // Tiles of a window are as long as each other but for the last keys of each pair, so where they
-  // are few, a last one begins when other multiprocessors are done. Of several pairs together all
-  // of these short tiles come last. The rows of one query head of each pair stay in L2.
-  // 64:8 heads, 8192 of 16384 queries, a window of 4096, on 132 multiprocessors: 2 pairs lose 8 %
-  // of the time to the end, 4 pairs 3 % (list scheduling, not timed).
+  // Tiles of a window are as long as each other but for those of the last keys of each pair. Where
+  // they are few, of several query heads each, a last long one begins when other multiprocessors
+  // are done. Of several pairs together all of these short tiles come last; the rows of one query
+  // head of each pair stay in L2. 64:8 heads, 8192 of 16384 queries, a window of 4096, on 132
+  // multiprocessors: with 2 pairs 8 % of the time is lost to the end, with 4 pairs 3 % (list
+  // scheduling, not timed).
   constexpr std::int64_t kFewTiles = 8 * 132, kHeadBytes = 34'000'000;
-  if (blocks * pairs <= kFewTiles && !mask_bounds(p.mask, true).first.empty()) {
+  if (p.heads_q > p.heads_k && blocks * pairs <= kFewTiles &&
+      !mask_bounds(p.mask, true).first.empty()) {
     const std::int64_t head = std::max<std::int64_t>(1, p.seqlen_q * row);
     most = std::max(most, kHeadBytes / head);
   }

@@ -65,6 +65,31 @@ TEST(MaskBounds, SumsWithTheKeyAreBoundsInShortSequences) {
   }
 }
 
+// As attn::dist rewrites query and key of a rank's part.
+TEST(MaskBounds, KeysInSeveralRunsAreBounds) {
+  const auto& s = expr::symbols();
+  const Expr two = select(s.key < 3, s.key, s.key + 2);
+  const Expr three = select(s.key < 4, select(s.key < 1, s.key + 1, s.key + 3), s.key + 300);
+  const Expr row = select(s.query < 2, s.query + 1, s.query + 4);
+  for (const Expr& key : {two, three, select(s.key < 5, s.key + 7, s.key + 7)}) {
+    for (const Expr& query : {s.query, row, Expr(3), Expr(4)}) {
+      for (const Expr& mask : {key <= query, query <= key, key < query, query < key, key == query,
+                               query - key <= 2 && key - query <= 0, key - query < -1}) {
+        const cuda::MaskBounds bounds = cuda::mask_bounds(mask, true);
+        EXPECT_TRUE(bounds.rest.empty()) << to_string(mask);
+        expect_same(mask, whole(bounds));
+      }
+    }
+  }
+  // One that does not rise with the key, and one that is no such select.
+  for (const Expr& key : {select(s.key < 3, s.key + 2, s.key), select(s.key <= 3, s.key, s.key + 2),
+                          select(s.query < 3, s.key, s.key + 2)}) {
+    const cuda::MaskBounds bounds = cuda::mask_bounds(key <= s.query, true);
+    EXPECT_FALSE(bounds.rest.empty()) << to_string(key);
+    expect_same(key <= s.query, whole(bounds));
+  }
+}
+
 TEST(MaskBounds, WhatCouldWrapStaysAsItIs) {
   constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
   const auto& s = expr::symbols();
