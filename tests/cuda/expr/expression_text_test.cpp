@@ -455,12 +455,6 @@ TEST(ExpressionText, KeysAreSteps) {
       to_float(s.query - s.key - s.key),
       "attn_position_to_float(attn_position_sub(attn_position_sub(query, key_first), key_first), "
       "-2 * step)");
-  // What all keys of a row share has a name, as the row of a rank's part in the whole.
-  const Printed place =
-      printed(to_float(select(s.query < 7, s.query, s.query + 9) - s.key), "0x1p+0f");
-  EXPECT_TRUE(place.result.starts_with("attn_position_to_float(attn_position_sub(v"))
-      << place.result;
-  EXPECT_TRUE(place.result.ends_with(", key_first), -1 * step)")) << place.result;
   // Without the key there is nothing to add, and other operations take the whole key.
   expect(to_float(s.query - 3), "attn_position_to_float(attn_position_sub(query, 3))");
   expect(to_float(s.key % 4), "attn_position_to_float((key & 3))");

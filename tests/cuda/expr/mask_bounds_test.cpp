@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "attn/mask.hpp"
+#include "cuda/codegen/expression_text.hpp"
 
 namespace attn {
 namespace {
@@ -88,6 +90,15 @@ TEST(MaskBounds, KeysInSeveralRunsAreBounds) {
     EXPECT_FALSE(bounds.rest.empty()) << to_string(key);
     expect_same(key <= s.query, whole(bounds));
   }
+}
+
+// As ALiBi's distance is on such a rank: the step is added after the conversion.
+TEST(ExpressionText, StepsAreAddedToWhatARowShares) {
+  const auto& s = expr::symbols();
+  const Expr distance = abs(select(s.query < 7, s.query, s.query + 9) - s.key);
+  const std::string text = cuda::print_expressions({}, s.score - to_float(distance));
+  EXPECT_NE(text.find("attn_abs(attn_position_to_float(attn_position_sub(v"), text.npos) << text;
+  EXPECT_NE(text.find(", key_first), -1 * step))"), text.npos) << text;
 }
 
 TEST(MaskBounds, WhatCouldWrapStaysAsItIs) {
