@@ -10,6 +10,7 @@
 
 #include "reference/matrix.hpp"
 #include "reference/tensor_core.hpp"
+#include "reference/tensor_core_sums.hpp"
 
 namespace attn::reference {
 
@@ -49,12 +50,8 @@ class ProductSum {
   void add_terms() {
     if constexpr (std::is_same_v<Real, float>) {
       if (terms_ == 0) return;
-      std::array<float, kMostTerms> column;
       float* const to = sums_.empty() ? y_ : sums_.data();
-      for (std::int64_t c = 0; c < n_; ++c) {
-        for (std::size_t k = 0; k < static_cast<std::size_t>(terms_); ++k) column[k] = x_[k][c];
-        to[c] = tensor_core_sum(to[c], a_.data(), column.data(), terms_, *tensor_core_);
-      }
+      tensor_core_sums(to, n_, a_.data(), x_.data(), terms_, *tensor_core_);
       terms_ = 0;
     }
   }

@@ -4,15 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+#include <random>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "conformance/support.hpp"
 #include "reference/reference.hpp"
+#include "reference/tensor_core_sums.hpp"
 #include "verify/data.hpp"
 #include "verify/expectation.hpp"
 
@@ -62,6 +66,67 @@ TEST(TensorCoreSum, SumsAreCutTowardsZero) {
   EXPECT_EQ(tensor_core_sum(1, &a, &b, 1), 0x1.fffffep+0F);
   const float minus = -a;
   EXPECT_EQ(tensor_core_sum(-1, &minus, &b, 1), -0x1.fffffep+0F);
+}
+
+// Numbers of one kind for the terms of a sum: any bits, near exponents, subnormal ones and zeros,
+// terms that cancel, all exponents, the largest products, and some that are infinite or NaN.
+float number_of_kind(int kind, std::mt19937& random) {
+  const auto of = [](std::uint32_t bits) { return std::bit_cast<float>(bits); };
+  const auto bits = static_cast<std::uint32_t>(random());
+  const std::uint32_t other = static_cast<std::uint32_t>(random());
+  switch (kind) {
+    case 0:
+      return of(bits);
+    case 1:
+      return of((bits & 0x807fffff) | (100 + other % 50) << 23);
+    case 2:
+      return of(other % 3 == 0 ? bits & 0x80000000 : bits & 0x80ffffff);
+    case 3:
+      return of((bits & 0x80700000) | (127 - other % 3) << 23);
+    case 4:
+      return of((bits & 0x807fffff) | other % 255 << 23);
+    case 5:
+      return of((other % 8 == 0 ? bits & 0x80000000 : 0) | 0x3fffffff);
+    default:
+      return of(other % 50 == 0 ? (bits & 0x80000001) | 0x7f800000
+                                : (bits & 0x807fffff) | 127U << 23);
+  }
+}
+
+// Vectors of columns give what one column after the other does.
+TEST(TensorCoreSum, OfManyColumnsIsThatOfEach) {
+  constexpr int kKinds = 7;
+  std::mt19937 random(1);
+  for (int repeat = 0; repeat < 7000; ++repeat) {
+    const int kind = repeat % kKinds;
+    const reference::TensorCore& core =
+        random() % 2 == 0 ? reference::kTensorCore16 : reference::kTensorCore8;
+    const std::size_t n = random() % 27;
+    const int terms = 1 + static_cast<int>(random() % static_cast<unsigned>(core.terms));
+    const auto draw = [&] { return number_of_kind(kind, random); };
+    std::vector<float> sums(n), a(static_cast<std::size_t>(terms)), x(a.size() * n);
+    std::ranges::generate(sums, draw);
+    std::ranges::generate(a, draw);
+    std::ranges::generate(x, draw);
+    std::vector<const float*> rows;
+    for (std::size_t k = 0; k < a.size(); ++k) rows.push_back(x.data() + k * n);
+    std::vector<float> expected;
+    for (std::size_t c = 0; c < n; ++c) {
+      std::vector<float> column;
+      for (const float* row : rows) column.push_back(row[c]);
+      expected.push_back(tensor_core_sum(sums[c], a.data(), column.data(), terms, core));
+    }
+    reference::tensor_core_sums(sums.data(), static_cast<std::int64_t>(n), a.data(), rows.data(),
+                                terms, core);
+    for (std::size_t c = 0; c < n; ++c) {
+      if (std::isnan(expected[c])) {
+        EXPECT_TRUE(std::isnan(sums[c])) << repeat << ' ' << c;
+      } else {
+        EXPECT_EQ(std::bit_cast<std::uint32_t>(sums[c]), std::bit_cast<std::uint32_t>(expected[c]))
+            << repeat << ' ' << c;
+      }
+    }
+  }
 }
 
 // What an H200 gave for 1 and eight times x = 2^-9, ..., 2^-16, and their negatives, of 8-bit
