@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "cuda/codegen/buffer_gradients.hpp"
 #include "cuda/codegen/config_text.hpp"
@@ -43,7 +44,7 @@ std::string_view word(Gradient gradient) {
 
 // Constants that every backward kernel has, and its own. stored: of the elements of the gradient,
 // where the kernel stores one.
-std::string print_config(const BackwardConfig& c, std::optional<DType> stored = {}) {
+ConfigText config_text(const BackwardConfig& c, std::optional<DType> stored = {}) {
   const BackwardFeatures& f = c.features;
   ConfigText text(f.dtype);
   if (stored) text.type("Stored", element_type(*stored));
@@ -65,7 +66,7 @@ std::string print_config(const BackwardConfig& c, std::optional<DType> stored = 
   text.flag("kFarRows", f.far_rows);
   text.number("kSharedBytes", static_cast<int>(c.tiling.shared_bytes));
   if (c.shape != nullptr) c.shape->print(c, text);
-  return text.text();
+  return text;
 }
 
 std::string kernel_name(const BackwardConfig& config) {
@@ -74,10 +75,24 @@ std::string kernel_name(const BackwardConfig& config) {
   return fmt::format("{}_{}", config.kernel->name, word(config.gradient));
 }
 
-// The Config of the kernels before and after a kernel of one pass, which go place by place.
-std::string print_config_of_places(BackwardConfig config) {
+// Types of the lengths and starts of sequences, in Q alone and in all.
+constexpr unsigned kWideOfQ = device::kWideCuSeqlensQ | device::kWideSequsedQ;
+constexpr unsigned kWideLengths = kWideOfQ | device::kWideCuSeqlensK | device::kWideSequsedK;
+
+// The Config of a small kernel beside that of a gradient: of the constants, those that it reads.
+std::string small_config(BackwardConfig config, unsigned wide,
+                         const std::vector<std::string_view>& names) {
+  config.features.wide &= wide;
+  return "namespace attn::device {\n" + config_text(config).text_of(names) + "}\n";
+}
+
+// The same before and after a kernel of one pass, which go place by place.
+std::string config_of_places(BackwardConfig config, std::vector<std::string_view> names) {
   config.tiling.block_n = kPlaceQueries;
-  return print_config(config);
+  names.insert(names.end(),
+               {"Element", "kHeadDim", "kBlockN", "kPackedQ", "kUsedQ", "kWide", "kOrdered"});
+  if (config.ordered) names.insert(names.end(), {"kMaskHeads", "kMaskBatches"});
+  return small_config(std::move(config), kWideOfQ, names);
 }
 
 constexpr std::string_view kIncludes =
@@ -127,7 +142,7 @@ Source backward_source(const Problem& problem, const BackwardConfig& config,
               : print_slope(problem.score, form, printed);
   const bool floats = config.features.float_sums && config.gradient != Gradient::dq;
   source.text += "namespace attn::device {\n" +
-                 print_config(config, floats ? DType::f32 : config.features.dtype);
+                 config_text(config, floats ? DType::f32 : config.features.dtype).text();
   if (config.shape != nullptr) source.text += config.shape->declarations(config);
   source.text += "}\n";
   source.text += fmt::format(
@@ -149,7 +164,7 @@ Source backward_one_pass_rows_source(const BackwardConfig& config, bool aligned_
   source.name = "backward_one_pass_rows";
   source.entry = "attn_backward_rows";
   source.text =
-      fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config_of_places(config));
+      std::string(kIncludes) + config_of_places(config, {"kHeadDimV", "kRowThreads", "kFarRows"});
   source.text += fmt::format(
       "#include \"kernels/backward_one_pass_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(256)\n"
@@ -166,8 +181,12 @@ Source backward_words_source(const Problem& problem, const BackwardConfig& confi
   source.name = config.kernel->query_words;
   source.entry = "attn_backward_words";
   source.text = kIncludes;
-  source.text += print_expressions(problem.mask, score_expression(problem), printed);
-  source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
+  source.text += print_classifier(problem.mask, printed);
+  std::vector<std::string_view> names{"kGradient",   "kBlockM",    "kBlockN",      "kPackedQ",
+                                      "kPackedK",    "kUsedQ",     "kUsedK",       "kWide",
+                                      "kScoreHides", "kMaskHeads", "kMaskBatches", "kOrdered"};
+  if (config.ordered) names.emplace_back("kHeadDim");
+  source.text += small_config(config, kWideLengths, names);
   source.text += fmt::format(
       "#include \"kernels/{0}.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"
@@ -183,8 +202,7 @@ Source backward_one_pass_dq_source(const BackwardConfig& config) {
   Source source;
   source.name = "backward_one_pass_dq";
   source.entry = "attn_backward_dq";
-  source.text =
-      fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config_of_places(config));
+  source.text = std::string(kIncludes) + config_of_places(config, {"kPieceColumns", "kScalesLate"});
   source.text +=
       "#include \"kernels/backward_one_pass_dq.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"
@@ -198,7 +216,9 @@ Source backward_rows_source(const BackwardConfig& config) {
   Source source;
   source.name = "backward_rows";
   source.entry = "attn_backward_rows";
-  source.text = fmt::format("{}namespace attn::device {{\n{}}}\n", kIncludes, print_config(config));
+  source.text =
+      std::string(kIncludes) +
+      small_config(config, kWideOfQ, {"Element", "kHeadDimV", "kPackedQ", "kUsedQ", "kWide"});
   source.text +=
       "#include \"kernels/backward_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"
@@ -208,7 +228,7 @@ Source backward_rows_source(const BackwardConfig& config) {
   return source;
 }
 
-Source backward_far_rows_source(const Problem& problem, const BackwardConfig& config,
+Source backward_far_rows_source(const Problem& problem, BackwardConfig config,
                                 const PrintedBuffers& printed) {
   Source source;
   source.name = "backward_far_rows";
@@ -217,7 +237,10 @@ Source backward_far_rows_source(const Problem& problem, const BackwardConfig& co
       fmt::format("#define ATTN_PRECISE_MATH {}\n{}",
                   backward_precise_math(*config.kernel, config.features.dtype), kIncludes);
   source.text += print_expressions(problem.mask, score_expression(problem), printed);
-  source.text += "namespace attn::device {\n" + print_config(config) + "}\n";
+  config.gradient = Gradient::dq;  // rows are of Q, whatever the launches
+  source.text += small_config(
+      std::move(config), kWideLengths,
+      {"Element", "kGradient", "kHeadDim", "kPackedQ", "kPackedK", "kUsedQ", "kUsedK", "kWide"});
   source.text +=
       "#include \"kernels/backward_far_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"

@@ -31,7 +31,7 @@ Source backward_words_source(const Problem& problem, const BackwardConfig& confi
                              const PrintedBuffers& printed = {});
 Source backward_one_pass_dq_source(const BackwardConfig& config);
 // What rows have whose LSE is far from 0; before all others, where config.features.far_rows.
-Source backward_far_rows_source(const Problem& problem, const BackwardConfig& config,
+Source backward_far_rows_source(const Problem& problem, BackwardConfig config,
                                 const PrintedBuffers& printed = {});
 Source backward_sink_source(const Problem& problem, const BackwardConfig& config);
 // Sums of the gradients of buffers: 0 before, float32 after. config: of the gradients.

@@ -3,6 +3,8 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "attn/cache_type.hpp"
 #include "attn/tensor.hpp"
@@ -23,10 +25,15 @@ class ConfigText {
   void number(std::string_view name, int value) { constant("int", name, std::to_string(value)); }
   void flag(std::string_view name, bool value) { constant("bool", name, value ? "true" : "false"); }
   void constant(std::string_view type, std::string_view name, std::string_view value);
-  std::string text() const { return text_ + "};\n"; }
+
+  std::string text() const;
+  // The text with these constants alone: of a small kernel, which problems share that differ in
+  // others. A constant that such a kernel reads beside these is an error of the compiler. Throws
+  // Error(internal) for a name without a constant.
+  std::string text_of(const std::vector<std::string_view>& names) const;
 
  private:
-  std::string text_;
+  std::vector<std::pair<std::string, std::string>> lines_;  // by names of constants
 };
 
 }  // namespace attn::cuda

@@ -281,6 +281,11 @@ Readers readers_of(const expr::Buffer& buffer, const Program& mask, const Progra
   return readers;
 }
 
+constexpr std::string_view kBegin =
+    "#include \"expr/expressions.cuh\"\n\nnamespace attn::device {\n\n"
+    "struct alignas(8) Expressions {\n";
+constexpr std::string_view kEnd = "};\n\n}  // namespace attn::device\n";
+
 void check_type(std::string_view argument, const Expr& e, Type type, std::string_view accepted) {
   if (e.empty() || e.type() == type) return;
   throw Error(ErrorCode::invalid_argument,
@@ -288,27 +293,49 @@ void check_type(std::string_view argument, const Expr& e, Type type, std::string
                           expr::name(e.type()), accepted));
 }
 
+void check_mask(const Expr& mask) {
+  check_type("mask", mask, Type::boolean, "a boolean expression");
+  if (!depends_on(mask, Op::score)) return;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("mask '{}' depends on score; accepted are query, key, batch, head, "
+                          "seqlen_q, seqlen_k and buffers",
+                          core::echo(to_string(mask))));
+}
+
+// Without an expression every point is visible.
+Program mask_program(const Expr& mask) {
+  return compile(mask.empty() ? expr::boolean(true) : mask);
+}
+
+// unscanned: as of range_value.
+std::string classify_text(const Program& masked, const PrintedBuffers* unscanned) {
+  return function("Coverage", "classify", parameters(kTile, masked), range_body(masked, unscanned));
+}
+
 }  // namespace
+
+std::string print_classifier(const Expr& mask, const PrintedBuffers& printed) {
+  check_mask(mask);
+  const Program masked = mask_program(mask);
+  std::string text(kBegin);
+  text += fmt::format("  static constexpr bool kHasMask = {};\n", !mask.empty());
+  for (const auto& buffer : expression_buffers(mask, {})) {
+    text += buffer_text(*buffer, printed_tensor(*buffer, printed), readers_of(*buffer, masked, {}));
+  }
+  return text + classify_text(masked, nullptr) + std::string(kEnd);
+}
 
 std::string print_expressions(const Expr& mask, const Expr& score, const PrintedBuffers& printed,
                               bool short_sequences, bool scans_buffers) {
-  check_type("mask", mask, Type::boolean, "a boolean expression");
+  check_mask(mask);
   check_type("score", score, Type::float32, "a float32 expression");
-  if (depends_on(mask, Op::score)) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("mask '{}' depends on score; accepted are query, key, batch, head, "
-                            "seqlen_q, seqlen_k and buffers",
-                            core::echo(to_string(mask))));
-  }
   const auto buffers = expression_buffers(mask, score);
-  // Without an expression every point is visible and every score stays.
-  const Program masked = compile(mask.empty() ? expr::boolean(true) : mask);
+  const Program masked = mask_program(mask);
+  // Without an expression every score stays.
   const Program scored = compile(score.empty() ? expr::symbols().score : score);
   const ScoreFactors factors = score_factors(score);
 
-  std::string text =
-      "#include \"expr/expressions.cuh\"\n\nnamespace attn::device {\n\n"
-      "struct alignas(8) Expressions {\n";
+  std::string text(kBegin);
   text += fmt::format("  static constexpr bool kHasMask = {};\n", !mask.empty());
   const MaskBounds bounds = mask_bounds(mask, short_sequences);
   text += fmt::format("  static constexpr bool kMaskFirst = {};\n", !bounds.first.empty());
@@ -338,9 +365,8 @@ std::string print_expressions(const Expr& mask, const Expr& score, const Printed
                    value_body(scored, expr::CudaMath::fast, &factors, factors.result));
   text += vectors_of(scored, factors, printed);
   text += exponent_text(scored, factors);
-  text += function("Coverage", "classify", parameters(kTile, masked),
-                   range_body(masked, scans_buffers ? nullptr : &printed));
-  return text + "};\n\n}  // namespace attn::device\n";
+  text += classify_text(masked, scans_buffers ? nullptr : &printed);
+  return text + std::string(kEnd);
 }
 
 }  // namespace attn::cuda

@@ -76,7 +76,12 @@ std::string print_expressions(const expr::Expr& mask, const expr::Expr& score,
                               const PrintedBuffers& printed = {}, bool short_sequences = false,
                               bool scans_buffers = true);
 
-// Size of that struct, whose bytes expression_pack (expression_pack.hpp) gives; throws as
+// That struct with kHasMask, classify() and the buffers of the mask alone, for kernels that only
+// classify tiles and are the same for all scores. Its bytes are the first of those of the whole
+// struct. Throws likewise.
+std::string print_classifier(const expr::Expr& mask, const PrintedBuffers& printed = {});
+
+// Size of the whole struct, whose bytes expression_pack (expression_pack.hpp) gives; throws as
 // print_expressions for buffers.
 std::size_t expressions_bytes(const expr::Expr& mask, const expr::Expr& score);
 

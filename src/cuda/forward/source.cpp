@@ -94,6 +94,17 @@ std::string print_config(const ForwardConfig& c) {
 constexpr unsigned kWideLengths = device::kWideCuSeqlensQ | device::kWideCuSeqlensK |
                                   device::kWideSequsedQ | device::kWideSequsedK;
 
+// The constants that classify and gather_key_blocks read. Their words are of all splits.
+std::string print_classify_config(ForwardConfig c) {
+  constexpr bool kSplits = false;
+  c.features.wide &= kWideLengths;
+  const int keys = c.tiling.gathered_keys > 0 ? c.tiling.gathered_keys : c.tiling.keys;
+  return common_config(c, kSplits, keys)
+      .text_of({"kBlockM", "kBlockN", "kGroup", "kParts", "kPageSize", "kKeyList", "kPackedQ",
+                "kPackedK", "kUsedQ", "kUsedK", "kWide", "kSplits", "kLeastQueries", "kMostQueries",
+                "kMaskHeads", "kMaskBatches"});
+}
+
 // The constants that combine reads: few, so that many problems share a kernel.
 std::string print_combine_config(const ForwardConfig& c) {
   const ForwardFeatures& f = c.features;
@@ -191,12 +202,9 @@ Source classify_source(const Problem& problem, const ForwardConfig& config,
   source.name = "classify";
   source.entry = "attn_classify";
   source.text = "#include \"tile/coverage.cuh\"\n#include \"ptx/math.cuh\"\n";
-  source.text += print_expressions(problem.mask, score_expression(problem), printed);
-  constexpr bool kSplits = false;  // words are of all splits
+  source.text += print_classifier(problem.mask, printed);
+  source.text += "namespace attn::device {\n" + print_classify_config(config) + "}\n";
   const bool gathers = config.tiling.gathered_keys > 0;
-  const int keys = gathers ? config.tiling.gathered_keys : config.tiling.keys;
-  if (config.features.cached) source.text += "#include \"tile/cache_type.cuh\"\n";
-  source.text += "namespace attn::device {\n" + common_config(config, kSplits, keys).text() + "}\n";
   source.text += fmt::format(
       "#include \"kernels/{}.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__({})\n"

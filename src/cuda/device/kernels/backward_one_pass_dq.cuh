@@ -1,9 +1,9 @@
 // After the kernels that compute S once, backward_sm90 and backward_sm80: dQ from float32 sums in
 // the order of accumulators to its tensor.
 //
-// Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kPackedK, kUsedQ,
-// kUsedK, kWide, kScalesLate: the sums are not yet multiplied by dropout_scale; kOrdered, and what
-// schedule/dq_turns.cuh reads
+// Reads of C: Element, kHeadDim, kPieceColumns, kBlockN (queries), kPackedQ, kUsedQ, kWide,
+// kScalesLate: the sums are not yet multiplied by dropout_scale; kOrdered, and where it is true
+// what schedule/dq_turns.cuh reads
 //
 // Grid: a block of 128 threads for each place (BackwardParams), launched as a dependent of theirs.
 #pragma once
@@ -67,7 +67,7 @@ ATTN_DEVICE void backward_one_pass_dq(const BackwardParams& p) {
   if constexpr (C::kOrdered) {
     seen = DqTurns<C>::any_sees(p, DqTurns<C>::seen(p, batch, head, place % p.query_blocks));
   }
-  const Sequence s = sequence_of<C>(p, batch);
+  const auto s = sequence_of<C, QueriesOfSequence>(p, batch);
   if (first >= s.rows_q) return;
   char* rows[2];
   bool present[2], used[2];

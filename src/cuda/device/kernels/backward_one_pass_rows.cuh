@@ -2,8 +2,9 @@
 // dLSE and LSE in base 2 of each row of Q (FlashAttention-2, algorithm 2, line 4), and zeros where
 // dQ will be summed, or where the turns of tiles are kept.
 //
-// Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kPackedK, kUsedQ, kUsedK,
-// kWide, kOrdered, kRowThreads (threads that share a row), kFarRows, and of schedule/dq_turns.cuh
+// Reads of C: Element, kHeadDim, kHeadDimV, kBlockN (queries), kPackedQ, kUsedQ, kWide, kOrdered,
+// kRowThreads (threads that share a row), kFarRows, and where kOrdered what schedule/dq_turns.cuh
+// reads
 // Grid: kBackwardOnePassRowsThreads / kRowThreads rows a block of threads, of all places
 // (BackwardParams). dO is 16-byte aligned; O where kAlignedO is true.
 #pragma once
@@ -57,7 +58,7 @@ ATTN_DEVICE void backward_one_pass_rows(const BackwardParams& p) {
   const int chunk = static_cast<int>(threadIdx.x % kThreads);  // of 8 elements
   float d = 0, d_lse = 0, lse2 = -minus_infinity();
   if (batch < p.batch) {
-    const Sequence s = sequence_of<C>(p, batch);
+    const auto s = sequence_of<C, QueriesOfSequence>(p, batch);
     if (query < s.length_q) {
       const auto at = [&](const Strides& strides) {
         return (C::kPackedQ ? 0 : batch * strides.batch) +

@@ -1,7 +1,7 @@
 // What the backward pass needs of each row of Q (FlashAttention-2, algorithm 2, line 4):
 // D = rowsum(dO * O) - dLSE, beside LSE. One warp a row.
 //
-// Reads of C: Element, kHeadDimV, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide
+// Reads of C: Element, kHeadDimV, kPackedQ, kUsedQ, kWide
 // Grid: a quarter of the number of rows, batch * heads_q * seqlen_q; 128 threads.
 #pragma once
 
@@ -24,7 +24,7 @@ ATTN_DEVICE void backward_rows(const BackwardParams& p) {
   const int batch = static_cast<int>(pair / p.heads_q);
   const int head = static_cast<int>(pair - static_cast<long long>(batch) * p.heads_q);
   if (batch >= p.batch) return;
-  const Sequence s = sequence_of<C>(p, batch);
+  const auto s = sequence_of<C, QueriesOfSequence>(p, batch);
   RowTerms terms{-minus_infinity(), 0};
   if (query < s.length_q) {
     const auto at = [&](const Strides& strides) {

@@ -5,7 +5,8 @@
 // kUsedK, kWide
 //   kMaskBatches, kMaskHeads   schedule/query_words.cuh
 //   kScoreHides                a score may be -inf: all that is seen is mixed
-//   kOrdered                   also gathers which tiles see a block (schedule/dq_turns.cuh)
+//   kOrdered                   also gathers which tiles see a block (schedule/dq_turns.cuh, what
+//                              that reads)
 // Grid: a warp for each window of each tile, four a block of threads; launched as a dependent of
 // kernels/backward_one_pass_rows.cuh, of which it reads nothing but those zeros.
 #pragma once

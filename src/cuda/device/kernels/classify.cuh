@@ -2,7 +2,8 @@
 // all windows at once, rather than by every warp of the forward kernel as it goes.
 //
 // Reads of C:
-//   kBlockM, kBlockN, kGroup, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide   as the forward kernel
+//   kBlockM, kBlockN, kGroup, kPageSize, kKeyList, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide,
+//   kLeastQueries, kMostQueries                                    as the forward kernel
 //   kParts, kMaskBatches, kMaskHeads                               schedule/key_words.cuh
 //   kSplits                                                        false: words are of all splits
 // Grid: a block of threads for each window of each tile, with a warp for each part of the tile and

@@ -4,9 +4,7 @@
 //
 // Reads of C:
 //   kBlockN                     64
-//   kBlockM, kGroup, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide, kParts, kMaskBatches, kMaskHeads,
-//   kSplits
-//                               as kernels/classify.cuh
+//   what else kernels/classify.cuh reads
 // Grid: a block of kGatherThreads threads for each tile, which classify as many blocks of keys at a
 // time, with kGatherSharedBytes of dynamic shared memory. The forward kernel may be launched as its
 // dependent.

@@ -8,30 +8,42 @@
 namespace attn::device {
 
 struct Sequence {
+  static constexpr bool kHasKeys = true;
   int batch = 0;
   int length_q = 0, length_k = 0;  // in use
   int rows_q = 0, rows_k = 0;      // that belong to it, in use or not
   int row_q = 0, row_k = 0;        // of a packed tensor: where it starts
 };
 
-template <class C>
-ATTN_DEVICE Sequence sequence_of(const ProblemParams& p, int batch) {
-  Sequence s;
+// The same of Q alone, for kernels that read nothing of keys.
+struct QueriesOfSequence {
+  static constexpr bool kHasKeys = false;
+  int batch = 0, length_q = 0, rows_q = 0, row_q = 0;
+};
+
+// Reads of C: kPackedQ, kUsedQ, kWide, and for keys kPackedK, kUsedK
+template <class C, class Made = Sequence>
+ATTN_DEVICE Made sequence_of(const ProblemParams& p, int batch) {
+  Made s;
   s.batch = batch;
   s.rows_q = p.seqlen_q;
-  s.rows_k = p.seqlen_k;
+  if constexpr (Made::kHasKeys) s.rows_k = p.seqlen_k;
   if constexpr (C::kPackedQ) {
     s.row_q = load_index<C, kWideCuSeqlensQ>(p.cu_seqlens_q, batch);
     s.rows_q = load_index<C, kWideCuSeqlensQ>(p.cu_seqlens_q, batch + 1) - s.row_q;
   }
-  if constexpr (C::kPackedK) {
-    s.row_k = load_index<C, kWideCuSeqlensK>(p.cu_seqlens_k, batch);
-    s.rows_k = load_index<C, kWideCuSeqlensK>(p.cu_seqlens_k, batch + 1) - s.row_k;
+  if constexpr (Made::kHasKeys) {
+    if constexpr (C::kPackedK) {
+      s.row_k = load_index<C, kWideCuSeqlensK>(p.cu_seqlens_k, batch);
+      s.rows_k = load_index<C, kWideCuSeqlensK>(p.cu_seqlens_k, batch + 1) - s.row_k;
+    }
+    s.length_k = s.rows_k;
   }
   s.length_q = s.rows_q;
-  s.length_k = s.rows_k;
   if constexpr (C::kUsedQ) s.length_q = load_index<C, kWideSequsedQ>(p.seqused_q, batch);
-  if constexpr (C::kUsedK) s.length_k = load_index<C, kWideSequsedK>(p.seqused_k, batch);
+  if constexpr (Made::kHasKeys) {
+    if constexpr (C::kUsedK) s.length_k = load_index<C, kWideSequsedK>(p.seqused_k, batch);
+  }
   return s;
 }
 
