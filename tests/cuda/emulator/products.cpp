@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "reference/tensor_core.hpp"
+#include "reference/tensor_core_sums.hpp"
 #include "state.hpp"
 
 namespace attn::emulator {
@@ -16,6 +16,31 @@ std::uint16_t element(unsigned address) {
   std::memcpy(&bits, block->shared + at, 2);
   return bits;
 }
+
+// The columns of a product that a thread has, of kTerms rows of B.
+template <int kTerms>
+struct Columns {
+  static constexpr unsigned kMost = 64;
+  float x[kTerms][kMost];
+
+  // Adds products with a row of A for each half of the accumulators to them.
+  void add(const Product& p, const float (&a)[2][kTerms], const reference::TensorCore& core) const {
+    const float* rows[kTerms];
+    for (int k = 0; k < kTerms; ++k) rows[k] = x[k];
+    const auto accumulators = static_cast<unsigned>(p.columns) / 2;
+    const unsigned of_d = accumulators - (p.sums != nullptr ? 4 : 0), columns = accumulators / 2;
+    for (unsigned half = 0; half < 2; ++half) {
+      const auto at = [&](unsigned pair) -> float& {
+        const unsigned r = pair / 2 * 4 + half * 2 + pair % 2;
+        return r < of_d ? p.d[r] : p.sums[r - of_d];
+      };
+      float sums[kMost];
+      for (unsigned pair = 0; pair < columns; ++pair) sums[pair] = p.add ? at(pair) : 0.F;
+      reference::tensor_core_sums(sums, columns, a[half], rows, kTerms, core);
+      for (unsigned pair = 0; pair < columns; ++pair) at(pair) = sums[pair];
+    }
+  }
+};
 
 // This thread's part of a product: rows lane / 4 and that + 8 of its warp.
 void multiply(const Product& p, std::size_t group, std::size_t position) {
@@ -38,20 +63,17 @@ void multiply(const Product& p, std::size_t group, std::size_t position) {
       a[i][k] = widen(bits, p.half);
     }
   }
+  thread_local Columns<16> b;  // no other fiber runs here, whose stacks would not stay in caches
   for (unsigned pair = 0; pair < static_cast<unsigned>(p.columns) / 4; ++pair) {
     const unsigned column = pair / 2 * 8 + lane % 4 * 2 + pair % 2;
-    float b[16];
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned at = p.a != nullptr || p.transposed_b
                               ? start_b + column / 64 * leading + k * 128 + column % 64 * 2
                               : start_b + column * 128 + k * 2;
-      b[k] = widen(element(at), p.half);
-    }
-    for (unsigned i = 0; i < 2; ++i) {
-      float& d = p.d[pair / 2 * 4 + i * 2 + pair % 2];
-      d = add_products(p.add ? d : 0.F, a[i], b);
+      b.x[k][pair] = widen(element(at), p.half);
     }
   }
+  b.add(p, a, reference::kTensorCore16);
 }
 
 float widen8(char byte, Float8 format) {
@@ -83,18 +105,12 @@ void multiply_float8(const Product& p, std::size_t group, std::size_t position) 
       a[half][k] = p.a != nullptr ? in_registers(half, k) : value(p.descriptor_a, row, k, p.float8);
     }
   }
-  const auto accumulators = static_cast<unsigned>(p.columns) / 2;
-  const unsigned of_d = accumulators - (p.sums != nullptr ? 4 : 0);
-  for (unsigned pair = 0; pair < accumulators / 2; ++pair) {
+  thread_local Columns<32> b;
+  for (unsigned pair = 0; pair < static_cast<unsigned>(p.columns) / 4; ++pair) {
     const unsigned column = pair / 2 * 8 + lane % 4 * 2 + pair % 2;
-    float b[32];
-    for (unsigned k = 0; k < 32; ++k) b[k] = value(p.descriptor_b, column, k, p.float8_b);
-    for (unsigned half = 0; half < 2; ++half) {
-      const unsigned r = pair / 2 * 4 + half * 2 + pair % 2;
-      float& d = r < of_d ? p.d[r] : p.sums[r - of_d];
-      d = reference::tensor_core_sum(p.add ? d : 0.F, a[half], b, 32, reference::kTensorCore8);
-    }
+    for (unsigned k = 0; k < 32; ++k) b.x[k][pair] = value(p.descriptor_b, column, k, p.float8_b);
   }
+  b.add(p, a, reference::kTensorCore8);
 }
 
 }  // namespace
