@@ -69,7 +69,8 @@ TEST(TensorCoreSum, SumsAreCutTowardsZero) {
 }
 
 // Numbers of one kind for the terms of a sum: any bits, near exponents, subnormal ones and zeros,
-// terms that cancel, all exponents, the largest products, and some that are infinite or NaN.
+// terms that cancel, all exponents and zeros, the largest products, and some that are infinite or
+// NaN.
 float number_of_kind(int kind, std::mt19937& random) {
   const auto of = [](std::uint32_t bits) { return std::bit_cast<float>(bits); };
   const auto bits = static_cast<std::uint32_t>(random());
@@ -83,8 +84,8 @@ float number_of_kind(int kind, std::mt19937& random) {
       return of(other % 3 == 0 ? bits & 0x80000000 : bits & 0x80ffffff);
     case 3:
       return of((bits & 0x80700000) | (127 - other % 3) << 23);
-    case 4:
-      return of((bits & 0x807fffff) | other % 255 << 23);
+    case 4:  // a zero beside a large factor is a product without an exponent
+      return of(other % 3 == 0 ? bits & 0x80000000 : (bits & 0x807fffff) | other / 3 % 255 << 23);
     case 5:
       return of((other % 8 == 0 ? bits & 0x80000000 : 0) | 0x3fffffff);
     default:
