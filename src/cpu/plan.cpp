@@ -190,11 +190,22 @@ bool decodes(const Plan& plan) {
   return plan.algorithm == Algorithm::flash_decoding && has_few_rows(plan.problem);
 }
 
+// Whether few rows are multiplied as bf16: where so many heads share K and V that products, not
+// reading, take the time (docs/log/cpu.md, "Decoding with products of bf16"). By the group alone, so
+// that a sequence runs as it does beside longer ones.
+bool should_decode_bf16(const Plan& plan) {
+  const Problem& p = plan.problem;
+  const bool widened =
+      core::type_of_k(p) != CacheType::bf16 || core::type_of_v(p) != CacheType::bf16;
+  return decodes_bf16(p, tile_ops(plan.isa, DType::bf16)) &&
+         p.heads_q / p.heads_k >= (widened ? 5 : 3);
+}
+
 // Whether the verbs that multiply bf16 operands take this pass at all.
 bool may_multiply_bf16(const Plan& plan) {
   return plan.problem.dtype == DType::bf16 && has_bf16_products(plan.isa, false) &&
          (plan.phase == Phase::forward || has_backward(tile_ops(plan.isa, DType::bf16))) &&
-         !decodes(plan) && plan.algorithm != Algorithm::standard;
+         (!decodes(plan) || should_decode_bf16(plan)) && plan.algorithm != Algorithm::standard;
 }
 
 void choose_operands(Plan& plan, InstructionSet asked) {

@@ -14,6 +14,7 @@
 #include "core/first_made.hpp"
 #include "core/validate/plan_field.hpp"
 #include "cpu/f64/f64.hpp"
+#include "cpu/forward/few_rows.hpp"
 #include "cpu/forward/query_group.hpp"
 #include "cpu/forward/splits.hpp"
 #include "cpu/tile_ops.hpp"
@@ -41,6 +42,8 @@ bool takes_bf16(const Plan& plan, Phase phase) {
   if (p.dtype != DType::bf16 || !has_bf16_products(plan.isa, false)) return false;
   const TileOps& ops = tile_ops(plan.isa, DType::bf16);
   const int multiple = ops.dim_multiple;
+  const bool decodes = plan.algorithm == Algorithm::flash_decoding && has_few_rows(p);
+  if (decodes && !decodes_bf16(p, ops)) return false;
   return (phase == Phase::forward || has_backward(ops)) && plan.algorithm != Algorithm::standard &&
          p.scale() > 0 && p.head_dim % multiple == 0 && p.head_dim_v % multiple == 0;
 }

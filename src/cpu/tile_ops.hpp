@@ -30,6 +30,7 @@ inline constexpr int kBlockK = 64;
 inline constexpr int kMaxRegisterBlocks = 2;  // Q blocks that the products take at once
 inline constexpr int kMaxDecodeRows = 8;      // rows that the decoding verbs take at once
 inline constexpr int kDecodeKeys = 8;         // keys, likewise
+inline constexpr int kStagedKeys = 32;        // keys of V that products of bf16 take at once
 // The scores of `count` rows with a key take so many floats: the next power of two.
 constexpr int decode_row_stride(int count) {
   return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : kMaxDecodeRows;
@@ -134,6 +135,26 @@ struct FewRowsVerbs {
                    float* c, int ld);
 };
 
+// Decoding with products of bf16: as decode_scores and decode_accumulate of TileOps, but Q is bf16
+// and P is rounded to it, as K and V are where their numbers are others. Head sizes are multiples of
+// kStagedKeys; a thread calls enter before, for so many rows, and leave after, where not null.
+struct DecodeBf16Verbs {
+  void (*enter)(int count);
+  void (*leave)();
+  // q <- rows of bf16, as scores takes them: at most [kMaxDecodeRows][leading_dim(dim)] elements.
+  void (*pack_q)(const std::byte* const* row, int count, int dim, void* q);
+  // The scores of kDecodeKeys keys are written, those from `keys` on with anything.
+  void (*scores)(const void* q, int count, const std::byte* const* k, const std::byte* const* ahead,
+                 int keys, int dim, CacheType source, float* s);
+  // pairs [kDecodeKeys / 2][dim] of two keys each <- v, zero from `keys` <= kDecodeKeys on.
+  void (*stage_values)(const std::byte* const* v, const std::byte* const* ahead, int keys, int dim,
+                       CacheType source, void* pairs);
+  // o[r][d] <- alpha[r] o[r][d] + sum_key p[key][r] v[key][d], keys <= kStagedKeys; pairs
+  // [kStagedKeys / 2][dim].
+  void (*accumulate)(const float* p, int count, const void* pairs, int keys, int dim,
+                     const float* alpha, float* o);
+};
+
 // The verbs that differ with the operand type.
 struct OperandVerbs {
   InstructionSet isa;
@@ -202,6 +223,7 @@ struct OperandVerbs {
 
   ProductVerbs product;  // between enter() and leave()
   FewRowsVerbs few_rows;
+  DecodeBf16Verbs decode;  // null where there are none
 
   // Multiply-adds in registers for about `seconds`; returns flops done. For measure_peak_gflops.
   double (*peak_flops)(double seconds);

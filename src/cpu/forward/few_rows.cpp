@@ -9,17 +9,36 @@
 namespace attn::cpu {
 namespace {
 
+bool has_bf16_operands(const Attention& a) { return a.ops.operand == DType::bf16; }
+
+// A thread's state of the verbs of bf16 operands, for blocks of `count` rows.
+class DecodeState {
+ public:
+  DecodeState(const Attention& a, int count) : leave_(a.ops.decode.leave) {
+    if (a.ops.decode.enter != nullptr) a.ops.decode.enter(count);
+  }
+  ~DecodeState() {
+    if (leave_ != nullptr) leave_();
+  }
+  DecodeState(const DecodeState&) = delete;
+  DecodeState& operator=(const DecodeState&) = delete;
+
+ private:
+  void (*leave_)();
+};
+
 void start(const Attention& a, const core::Sequence& sequence, int head_k, HeadState& state) {
   const auto count = static_cast<int>(a.rows(sequence));
   a.describe_query_block(sequence, head_k, 0, count, state.block);
   const std::byte* row[kMaxRows];
   for (int r = 0; r < count; ++r)
     row[r] = sequence.q.row(state.block.query[r], state.block.head[r]);
+  std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
+  std::fill_n(state.s, kBlockK * kMaxDecodeRows, 0.0f);  // lanes without a row
+  if (has_bf16_operands(a)) return a.ops.decode.pack_q(row, count, a.dim, state.q);
   float scale[kMaxRows];
   a.ops.pack_k(row, count, a.dim, a.type_q, a.scales_of_q(sequence, state.block, scale), state.q);
   for (int i = 0; i < count * leading_dim(a.dim); ++i) state.q[i] *= a.q_scale();
-  std::fill_n(state.o, count * leading_dim(a.dim_v), 0.0f);
-  std::fill_n(state.s, kBlockK * kMaxDecodeRows, 0.0f);  // lanes without a row
 }
 
 // Scores or P of a block times the scales of K or V, which multiply all elements of a row: so they
@@ -100,6 +119,37 @@ void accumulate(const Attention& a, const std::byte* const* v, const std::byte* 
   });
 }
 
+// The same with bf16 operands of keys [key, key + n) of a block of `keys`: the products come where
+// kStagedKeys keys are there. row_of_v(j): that of its key j.
+template <class RowOfV>
+void accumulate_pairs(const Attention& a, const std::byte* const* v, const std::byte* const* ahead,
+                      int key, int n, int keys, const float* ones, const RowOfV& row_of_v,
+                      HeadState& state) {
+  const std::byte* row[kDecodeKeys];
+  std::copy_n(v, n, row);
+  if (key == 0) state.v_apart = 0;
+  if (state.hides_keys) {
+    const std::uint64_t apart = a.ops.nonfinite_rows(v, n, a.dim_v, a.type_v);
+    for_each_bit(apart, n, [&](int j) { row[j] = kZeroRow; });
+    state.v_apart |= apart << key;
+  }
+  const auto stage = [&](int at, int count) {
+    a.ops.decode.stage_values(row, ahead, count, a.dim_v, a.type_v,
+                              state.v + at % kStagedKeys / 2 * a.dim_v);
+  };
+  stage(key, n);
+  const int end = key + n;
+  if (end < keys && end % kStagedKeys != 0) return;
+  const int first = key / kStagedKeys * kStagedKeys;
+  for (int at = key + kDecodeKeys; at < first + kStagedKeys; at += kDecodeKeys) stage(at, 0);
+  const int count = state.block.count, stride = decode_row_stride(count);
+  a.ops.decode.accumulate(state.s + first * stride, count, state.v, end - first, a.dim_v,
+                          first == 0 ? state.alpha : ones, state.o);
+  for_each_bit(state.v_apart, end, [&](int j) {
+    if (j >= first) add_value(a, state.s + j * stride, count, row_of_v(j), state.o);
+  });
+}
+
 // Rows are asked for this long before they are used, into L1: at a quarter of this they come late
 // (docs/log/cpu.md), and a quarter of an L1 of 32 KB stays there until then.
 constexpr std::int64_t kAheadBytes = std::int64_t{8} << 10;
@@ -167,6 +217,8 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_fi
   // The alpha of all keys of a block but the first ones, whose own alpha rescales the sums so far.
   constexpr float kOnes[kMaxDecodeRows] = {1, 1, 1, 1, 1, 1, 1, 1};
   TileScratch& t = s.tile;
+  const bool pairs = has_bf16_operands(a);
+  const DecodeState decode_state(a, static_cast<int>(a.rows(sequence)));
   for (int h = 0; h < heads; ++h) start(a, sequence, head_first + h, s.head[h]);
   std::fill_n(t.s, kBlockK * a.ops.rows, 0.0f);  // lanes without a row
   expr::Tile rows = s.head[0].block.tile;
@@ -182,8 +234,12 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_fi
             [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
               const HeadState& state = s.head[h];
               const int count = state.block.count;
-              a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, a.type_k,
-                                  state.s + key * decode_row_stride(count));
+              float* const scores = state.s + key * decode_row_stride(count);
+              if (pairs) {
+                a.ops.decode.scores(state.q, count, row, ahead, n, a.dim, a.type_k, scores);
+              } else {
+                a.ops.decode_scores(state.q, count, row, ahead, n, a.dim, a.type_k, scores);
+              }
             });
         for (int h = 0; h < heads; ++h) {
           const int head = head_first + h;
@@ -197,6 +253,10 @@ void attend_keys(const Attention& a, const core::Sequence& sequence, int head_fi
             heads, core::row_bytes(a.type_v, a.dim_v),
             [&](int h, int key, int n, const std::byte* const* row, const std::byte* const* ahead) {
               HeadState& state = s.head[h];
+              if (pairs) {
+                const auto row_of_v = [&](int j) { return v.row(key0 + j, head_first + h); };
+                return accumulate_pairs(a, row, ahead, key, n, keys, kOnes, row_of_v, state);
+              }
               accumulate(a, row, ahead, n, state.s + key * decode_row_stride(state.block.count),
                          key == 0 ? state.alpha : kOnes, state);
             });
@@ -217,11 +277,16 @@ void FewRowsScratch::carve(Carver& c) {
     c.take(o, static_cast<std::size_t>(kMaxDecodeRows * leading_dim(dim_v)));
     c.take(scores, static_cast<std::size_t>(kBlockK) * kMaxDecodeRows);
     c.take(alpha, static_cast<std::size_t>(kMaxRows));
+    std::uint32_t* v = nullptr;
+    if (tile.operand == DType::bf16) {
+      c.take(v, static_cast<std::size_t>(kStagedKeys) / 2 * static_cast<std::size_t>(dim_v));
+    }
     if (head != nullptr) {
       head[h].q = q;
       head[h].o = o;
       head[h].s = scores;
       head[h].alpha = alpha;
+      head[h].v = v;
     }
   }
 }

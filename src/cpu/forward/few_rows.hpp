@@ -13,6 +13,12 @@ inline bool has_few_rows(const Problem& p) {
   return p.seqlen_q * (p.heads_q / p.heads_k) <= kMaxDecodeRows;
 }
 
+// Whether a table of bf16 operands has verbs for few rows of the problem.
+inline bool decodes_bf16(const Problem& p, const TileOps& ops) {
+  return ops.decode.scores != nullptr && p.head_dim % kStagedKeys == 0 &&
+         p.head_dim_v % kStagedKeys == 0;
+}
+
 // Rows that a partial result keeps of a plan's few rows, or of its Q blocks.
 inline int partial_rows(const Problem& p, int block_q) {
   return has_few_rows(p) ? decode_row_stride(static_cast<int>(p.seqlen_q * (p.heads_q / p.heads_k)))
@@ -33,10 +39,13 @@ std::int64_t heads_per_group(const Attention& a);
 // One head's rows.
 struct HeadState {
   QueryBlock block;
-  float* q = nullptr;       // [kMaxDecodeRows][leading_dim(dim)], scaled
+  float* q = nullptr;       // [kMaxDecodeRows][leading_dim(dim)], scaled; bf16: DecodeBf16Verbs
   float* o = nullptr;       // [kMaxDecodeRows][leading_dim(dim_v)], unnormalised
   float* s = nullptr;       // [kBlockK][decode_row_stride(count)]; P afterwards
   float* alpha = nullptr;   // [kMaxRows]
+  // Of bf16 operands: pairs of kStagedKeys keys of V, and which of a block are set apart.
+  std::uint32_t* v = nullptr;  // [kStagedKeys / 2][dim_v]
+  std::uint64_t v_apart = 0;
   bool hides_keys = false;  // P of the block may hold zeros
 };
 

@@ -4,6 +4,7 @@
 #define ATTN_VECTOR_BYTES 64
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/amx_backward.hpp"
+#include "cpu/kernels/decode_amx.hpp"
 #include "cpu/kernels/finite.hpp"
 #include "cpu/kernels/matmul_amx.hpp"
 #include "cpu/kernels/matmul_few_rows_amx.hpp"
@@ -35,6 +36,8 @@ static constexpr OperandVerbs amx_ops() {
   ops.accumulate_rows = accumulate_rows_amx;
   ops.product = product_amx();
   ops.few_rows = few_rows_amx();
+  ops.decode = {configure_decode_tiles, release_tiles,       decode_pack_q_amx,
+                decode_scores_amx,      decode_stage_values, decode_accumulate_staged_amx};
   ops.peak_flops = peak_flops_amx;
   return ops;
 }
