@@ -136,8 +136,8 @@ struct FewRowsVerbs {
 };
 
 // Decoding with products of bf16: as decode_scores and decode_accumulate of TileOps, but Q is bf16
-// and P is rounded to it, as K and V are where their numbers are others. Head sizes are multiples of
-// kStagedKeys; a thread calls enter before, for so many rows, and leave after, where not null.
+// and P is rounded to it, as K and V are where their numbers are others. Head sizes are multiples
+// of kStagedKeys; a thread calls enter before, for so many rows, and leave after, where not null.
 struct DecodeBf16Verbs {
   void (*enter)(int count);
   void (*leave)();

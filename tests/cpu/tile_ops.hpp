@@ -62,6 +62,12 @@ inline std::vector<Table> f32_tables() {
   return list;
 }
 
+inline std::vector<Table> decode_bf16_tables() {
+  std::vector<Table> list = tables();
+  std::erase_if(list, [](const Table& t) { return t.ops->decode.scores == nullptr; });
+  return list;
+}
+
 inline std::string table_name(const ::testing::TestParamInfo<Table>& info) {
   return std::string(name(info.param.isa)) + "_" + std::string(name(info.param.operand)) +
          info.param.variant;

@@ -39,10 +39,10 @@ std::int64_t heads_per_group(const Attention& a);
 // One head's rows.
 struct HeadState {
   QueryBlock block;
-  float* q = nullptr;       // [kMaxDecodeRows][leading_dim(dim)], scaled; bf16: DecodeBf16Verbs
-  float* o = nullptr;       // [kMaxDecodeRows][leading_dim(dim_v)], unnormalised
-  float* s = nullptr;       // [kBlockK][decode_row_stride(count)]; P afterwards
-  float* alpha = nullptr;   // [kMaxRows]
+  float* q = nullptr;      // [kMaxDecodeRows][leading_dim(dim)], scaled; bf16: DecodeBf16Verbs
+  float* o = nullptr;      // [kMaxDecodeRows][leading_dim(dim_v)], unnormalised
+  float* s = nullptr;      // [kBlockK][decode_row_stride(count)]; P afterwards
+  float* alpha = nullptr;  // [kMaxRows]
   // Of bf16 operands: pairs of kStagedKeys keys of V, and which of a block are set apart.
   std::uint32_t* v = nullptr;  // [kStagedKeys / 2][dim_v]
   std::uint64_t v_apart = 0;

@@ -1,8 +1,8 @@
-// Decoding with products of bf16: pairs of dims of K times pairs of Q as they are, and pairs of keys
-// of V times P, rounded to bf16 as the tiles of more rows round it. K of bf16 needs no widening; other
-// types are rounded to bf16 once for all rows, which is exact for 8-bit numbers. This file puts K, V
-// and P into the order of the products, which VDPBF16PS (decode_dot.hpp) and AMX (decode_amx.hpp)
-// share. Head sizes are multiples of 32.
+// Decoding with products of bf16: pairs of dims of K times pairs of Q as they are, and pairs of
+// keys of V times P, rounded to bf16 as the tiles of more rows round it. K of bf16 needs no
+// widening; other types are rounded to bf16 once for all rows, which is exact for 8-bit numbers.
+// This file puts K, V and P into the order of the products, which VDPBF16PS (decode_dot.hpp) and
+// AMX (decode_amx.hpp) share. Head sizes are multiples of 32.
 #pragma once
 
 #include "attn/problem.hpp"
@@ -57,7 +57,8 @@ template <CacheType kSource>
 struct KeyPairLoader {
   const std::byte *even, *odd;
   int d;
-  inline __attribute__((always_inline)) KeyPairLoader(const std::byte* of_even, const std::byte* of_odd, int at)
+  inline __attribute__((always_inline))
+  KeyPairLoader(const std::byte* of_even, const std::byte* of_odd, int at)
       : even(of_even), odd(of_odd), d(at) {}
   inline __attribute__((always_inline)) U operator()(int half) const {
     const F low = load_row(even, d + half, kSource), high = load_row(odd, d + half, kSource);
@@ -73,7 +74,8 @@ template <>
 struct KeyPairLoader<CacheType::q8_0> {
   const std::byte *even, *odd;
   F scale_even, scale_odd;
-  inline __attribute__((always_inline)) KeyPairLoader(const std::byte* of_even, const std::byte* of_odd, int at)
+  inline __attribute__((always_inline))
+  KeyPairLoader(const std::byte* of_even, const std::byte* of_odd, int at)
       : even(of_even + at / 32 * std::ptrdiff_t{34}),
         odd(of_odd + at / 32 * std::ptrdiff_t{34}),
         scale_even(scale_or_nan(even)),
@@ -82,9 +84,9 @@ struct KeyPairLoader<CacheType::q8_0> {
     const F low = from_i8(load_as<B>(even + 2 + half)) * scale_even;
     const F high = from_i8(load_as<B>(odd + 2 + half)) * scale_odd;
     // Halves are rounded up: four operations, where the conversion takes two cycles.
-    return bit_cast<U>(_mm512_mask_blend_epi16(
-        0xaaaaaaaau, bit_cast<__m512i>((bit_cast<U>(low) + 0x8000u) >> 16),
-        bit_cast<__m512i>(bit_cast<U>(high) + 0x8000u)));
+    return bit_cast<U>(
+        _mm512_mask_blend_epi16(0xaaaaaaaau, bit_cast<__m512i>((bit_cast<U>(low) + 0x8000u) >> 16),
+                                bit_cast<__m512i>(bit_cast<U>(high) + 0x8000u)));
   }
 };
 
@@ -130,16 +132,17 @@ ATTN_INLINE void stage_weights_of(const float* p, int keys, StagedWeights& out) 
   const __m512i index = _mm512_load_si512(order);
   const auto round = [&](int i) __attribute__((always_inline)) {
     const int rest = keys * kStride - i * kLanes;
-    const auto within =
-        static_cast<__mmask16>(rest >= kLanes ? 0xffff : rest <= 0 ? 0 : (1 << rest) - 1);
+    const auto within = static_cast<__mmask16>(rest >= kLanes ? 0xffff
+                                               : rest <= 0    ? 0
+                                                              : (1 << rest) - 1);
     return bit_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(within, p + i * kLanes)));
   };
   const auto round_two = [&](int i) __attribute__((always_inline)) {
     const __m512i low = _mm512_castsi256_si512(round(i));
     return kParts == 1 ? low : _mm512_inserti64x4(low, round(i + 1), 1);
   };
-  for (int group = 0; group < kStagedKeys / kDecodeKeys; ++group, p += kDecodeKeys * kStride,
-           keys -= kDecodeKeys) {
+  for (int group = 0; group < kStagedKeys / kDecodeKeys;
+       ++group, p += kDecodeKeys * kStride, keys -= kDecodeKeys) {
     const auto save = [&](int first_row, __m512i rows) __attribute__((always_inline)) {
       std::uint32_t* const to = out.words + first_row * kStagedPairs + group * kKeyPairs;
       _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm512_castsi512_si128(rows));
