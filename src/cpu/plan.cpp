@@ -191,8 +191,8 @@ bool decodes(const Plan& plan) {
 }
 
 // Whether few rows are multiplied as bf16: where so many heads share K and V that products, not
-// reading, take the time (docs/log/cpu.md, "Decoding with products of bf16"). By the group alone,
-// so that a sequence runs as it does beside longer ones.
+// reading, take the time (docs/log/cpu-serving.md, "Decoding with products of bf16"). By the group
+// alone, so that a sequence runs as it does beside longer ones.
 bool should_decode_bf16(const Plan& plan) {
   const Problem& p = plan.problem;
   const bool widened =
