@@ -36,6 +36,7 @@
 
 #include "attn/context.hpp"
 #include "attn/export.hpp"
+#include "attn/kept_vector.hpp"
 #include "attn/plan.hpp"
 #include "attn/problem.hpp"
 #include "attn/run.hpp"
@@ -90,6 +91,10 @@ class Engine {
 class Group {
  public:
   explicit Group(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  // Without moves: one that was moved from is still of the group.
+  Group(const Group&) = default;
+  Group& operator=(const Group&) = default;
+  ~Group() = default;
   int rank() const { return engine_->rank(); }
   int size() const { return engine_->size(); }
   Engine& engine() const { return *engine_; }
@@ -133,8 +138,8 @@ Deal parse_deal(std::string_view text);
 // tensors of Inputs of the same names, which are not given to calls; of packed tensors cu_seqlens
 // is needed and ends with the number of rows.
 struct Lengths {
-  std::vector<std::int32_t> cu_seqlens_q{}, cu_seqlens_k{};
-  std::vector<std::int32_t> seqused_q{}, seqused_k{};
+  KeptVector<std::int32_t> cu_seqlens_q{}, cu_seqlens_k{};
+  KeptVector<std::int32_t> seqused_q{}, seqused_k{};
 };
 
 // How fast things are, for dealing. 0: some numbers of the kind of device.
@@ -165,6 +170,10 @@ struct PlanData;
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const PlanData> data);
+  // Without moves: one that was moved from is still a plan.
+  Plan(const Plan&) = default;
+  Plan& operator=(const Plan&) = default;
+  ~Plan() = default;
   const Problem& problem() const;  // complete, of all ranks
   int rank() const;                // this rank; -1 of a plan without a group
   int ranks() const;

@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "attn/export.hpp"
+#include "attn/kept_vector.hpp"
 #include "attn/tensor.hpp"
 
 namespace ATTN_API attn {  // NOLINT(modernize-concat-nested-namespaces): not with an attribute
@@ -109,6 +110,10 @@ class Buffer {
   // Throws Error(invalid_argument) unless name is an identifier (letters, digits, _; at most 64
   // characters) that is no symbol or function, rank 0 (attn/scalar.hpp) to 4, the dtype one above.
   Buffer(std::string name, Tensor tensor, std::shared_ptr<const void> owner = nullptr);
+  // Without moves: one that was moved from keeps its name and its memory.
+  Buffer(const Buffer&) = default;
+  Buffer& operator=(const Buffer&) = default;
+  ~Buffer() = default;
   const std::string& name() const noexcept { return name_; }
   const Tensor& tensor() const noexcept { return tensor_; }
   // The element at int32 indices, one a dimension, as int32 or float32. Both throw
@@ -143,6 +148,10 @@ class Expr {
   Expr(float value);   // NOLINT(google-explicit-constructor)
   Expr(double value);  // NOLINT(google-explicit-constructor): rounded to float32
   explicit Expr(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
+  // Without moves: a Problem that was moved from keeps its mask, as one without it would run too.
+  Expr(const Expr&) = default;
+  Expr& operator=(const Expr&) = default;
+  ~Expr() = default;
 
   bool empty() const noexcept { return node_ == nullptr; }
   const Node& node() const noexcept { return *node_; }      // not of an empty one
@@ -260,7 +269,7 @@ struct Point {
 };
 // Tensors bound by name at run time; they win over the tensor inside the Buffer. Thread-safe to
 // read.
-using Bindings = std::vector<std::pair<std::string, Tensor>>;
+using Bindings = KeptVector<std::pair<std::string, Tensor>>;
 
 // The value of e at one point, slow and obvious. float32 arithmetic in Real = float or double (the
 // reference uses double for scores and float for masks, so that every backend masks alike). Throws

@@ -62,6 +62,10 @@ class BlockMask {
   // counts below 0 and more than 2^30 blocks, Error(out_of_memory) where there is none for them.
   BlockMask(std::int64_t blocks_q, std::int64_t blocks_k, std::int32_t block_q,
             std::int32_t block_k);
+  // Without moves: one that was moved from has its bytes.
+  BlockMask(const BlockMask&) = default;
+  BlockMask& operator=(const BlockMask&) = default;
+  ~BlockMask() = default;
   // Fixed butterfly pattern (Pixelated Butterfly): the block diagonal, and i, j that differ in one
   // bit, in as many blocks of block x block as cover rows x seqlen_k scores. rows: seqlen_k, or
   // seqlen_q for a top_left mask.

@@ -6,6 +6,7 @@
 
 #include "attn/error.hpp"
 #include "core/first_made.hpp"
+#include "kept_attribute.hpp"
 #include "pytorch.hpp"
 
 namespace attn::python {
@@ -42,8 +43,8 @@ struct Names {
   static nb::handle intern(const char* text) { return PyUnicode_InternFromString(text); }
 };
 const Names& names() {
-  static const Names names;
-  return names;
+  static constinit core::FirstMade<const Names> made;
+  return made.get([] { return Names(); });
 }
 
 // The attribute, or an invalid object where there is none.
@@ -378,17 +379,11 @@ nb::tuple as_tuple(const std::vector<std::int64_t>& shape) {
   return nb::tuple(sizes);
 }
 
-// numpy.empty and the dtype float32; made when the first NumPy array has been seen, never freed.
-struct Numpy {
-  nb::handle empty = nb::object(nb::module_::import_("numpy").attr("empty")).release();
-  nb::handle float32 = nb::module_::import_("numpy").attr("dtype")("float32").release();
-};
-
 Array numpy_allocate(const Array& like, ResultType type, const std::vector<std::int64_t>& shape) {
-  static const Numpy numpy;
+  static constinit KeptAttribute empty("numpy", "empty"), float32("numpy", "float32");
   const nb::object dtype =
-      type == ResultType::float32 ? nb::borrow(numpy.float32) : find(like.object, names().dtype);
-  return view("result", numpy.empty(as_tuple(shape), dtype));
+      type == ResultType::float32 ? nb::borrow(float32.get()) : find(like.object, names().dtype);
+  return view("result", empty.get()(as_tuple(shape), dtype));
 }
 
 }  // namespace
@@ -473,10 +468,8 @@ Array allocate(const Array& like, ResultType type, const std::vector<std::int64_
 
 void note_written(const Array& array) {
   if (!array.is_pytorch) return;  // PyTorch may not be there
-  // Never freed: Python may be gone by then.
-  static const nb::handle increment =
-      nb::object(nb::module_::import_("torch.autograd.graph").attr("increment_version")).release();
-  increment(array.object);
+  static constinit KeptAttribute increment("torch.autograd.graph", "increment_version");
+  increment.get()(array.object);
 }
 
 nb::object finished(const Array& like, const Array& made) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "attn/error.hpp"
+#include "kept_attribute.hpp"
 #include "pytorch.hpp"
 
 namespace attn::python {
@@ -163,14 +164,11 @@ std::shared_ptr<Executor> executor_of(const Array& q, int asked) {
 }
 
 void DerivativeCheck::operator()(std::string_view name, const Array& array) {
-  // Never freed: Python may be gone by then.
-  static const nb::handle records =
-      nb::object(nb::module_::import_("attn.arrays").attr("records_gradients")).release();
-  static const nb::handle has_tangent =
-      nb::object(nb::module_::import_("attn.arrays").attr("has_tangent")).release();
+  static constinit KeptAttribute records("attn.arrays", "records_gradients");
+  static constinit KeptAttribute has_tangent("attn.arrays", "has_tangent");
   if (!array.is_pytorch) return;
   if (!is_forward_mode_) is_forward_mode_ = pytorch::is_forward_mode();
-  if (*is_forward_mode_ && nb::cast<bool>(has_tangent(array.object))) {
+  if (*is_forward_mode_ && nb::cast<bool>(has_tangent.get()(array.object))) {
     throw Error(ErrorCode::unsupported,
                 std::string(name) +
                     " has a tangent of forward-mode differentiation, which would be lost; accepted "
@@ -179,7 +177,7 @@ void DerivativeCheck::operator()(std::string_view name, const Array& array) {
   if (recording_ == Recording::done_by_caller) return;
   check_class(name, array);
   if (!requires_grad(array.object)) return;
-  if (!records_gradients_) records_gradients_ = nb::cast<bool>(records(array.object));
+  if (!records_gradients_) records_gradients_ = nb::cast<bool>(records.get()(array.object));
   if (*records_gradients_) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) +

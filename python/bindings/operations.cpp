@@ -18,6 +18,7 @@
 #include "attn/error.hpp"
 #include "attn/expr.hpp"
 #include "call.hpp"
+#include "kept_attribute.hpp"
 #include "pytorch.hpp"
 
 namespace attn::python {
@@ -153,15 +154,14 @@ int recorded(nb::handle q, nb::handle k, nb::handle v) {
 
 // make_options(**keywords) of attn/options.py, whose table of known options is read here.
 nb::object options_of(nb::handle keywords) {
-  // Never freed: Python may be gone by then.
-  static const nb::handle module = nb::module_::import_("attn.options").release();
-  static const nb::handle make = nb::object(module.attr("make_options")).release();
-  static const nb::handle known = nb::object(module.attr("_KNOWN")).release();
+  static constinit KeptAttribute make("attn.options", "make_options");
+  static constinit KeptAttribute known("attn.options", "_KNOWN");
   const nb::object items = nb::steal(PyDict_Items(keywords.ptr()));
   const nb::object key = nb::steal(PyList_AsTuple(items.ptr()));
-  if (PyObject* found = PyDict_GetItemWithError(known.ptr(), key.ptr())) return nb::borrow(found);
+  if (PyObject* found = PyDict_GetItemWithError(known.get().ptr(), key.ptr()))
+    return nb::borrow(found);
   PyErr_Clear();  // an array of NumPy has no hash
-  return make(**nb::borrow<nb::dict>(keywords));
+  return make.get()(**nb::borrow<nb::dict>(keywords));
 }
 
 // Whether a gradient is to be recorded of one of the arrays.

@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "core/first_made.hpp"
+
 namespace attn::python::pytorch {
 namespace {
 
@@ -72,8 +74,8 @@ Functions load() {
 
 // Asked for when a tensor of PyTorch has been seen.
 const Functions& functions() {
-  static const Functions found = load();
-  return found;
+  static constinit core::FirstMade<const Functions> found;
+  return found.get([] { return load(); });
 }
 
 // Negative: results of attention have no such dtype.
@@ -222,7 +224,8 @@ bool is_observed() {
     return f.modes() > 0 || *f.tracing_state() != nullptr || f.callbacks();
   }
   // Never freed: Python may be gone by then.
-  static PyObject* const module = PyImport_ImportModule("attn.arrays");
+  static constinit core::FirstMade<PyObject*> made;
+  PyObject* const module = made.get([] { return PyImport_ImportModule("attn.arrays"); });
   PyObject* const answer = PyObject_CallMethod(module, "is_observed", nullptr);
   const bool is_not = answer == Py_False;
   if (answer == nullptr) PyErr_Clear();
@@ -232,8 +235,10 @@ bool is_observed() {
 
 bool is_forward_mode() {
   // Never freed: Python may be gone by then.
-  static PyObject* const module = PyImport_ImportModule("torch.autograd.forward_ad");
-  static PyObject* const name = PyUnicode_InternFromString("_current_level");
+  static constinit core::FirstMade<PyObject*> made, made_name;
+  PyObject* const module =
+      made.get([] { return PyImport_ImportModule("torch.autograd.forward_ad"); });
+  PyObject* const name = made_name.get([] { return PyUnicode_InternFromString("_current_level"); });
   PyObject* const level = module == nullptr ? nullptr : PyObject_GetAttr(module, name);
   const bool is_none = level != nullptr && PyLong_Check(level) && PyLong_AsLong(level) < 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();

@@ -11,15 +11,22 @@
 
 namespace attn::core {
 
+constexpr double power_of_two(int exponent) {  // as std::ldexp(1, exponent), which is not constexpr
+  double power = 1;
+  for (; exponent > 0; --exponent) power *= 2;
+  for (; exponent < 0; ++exponent) power /= 2;
+  return power;
+}
+
 // The number of a code by the definition; float8_value has it from a table.
-inline double computed_float8_value(std::uint8_t bits, Float8 format) {
+constexpr double computed_float8_value(std::uint8_t bits, Float8 format) {
   const bool e4m3 = format == Float8::e4m3;
   const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
   const int magnitude = bits & 0x7f, exponent = magnitude >> mantissa_bits;
   const int mantissa = magnitude & ((1 << mantissa_bits) - 1);
-  double value = exponent == 0
-                     ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
-                     : std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+  double value = exponent == 0 ? mantissa * power_of_two(1 - bias - mantissa_bits)
+                               : (mantissa + (1 << mantissa_bits)) *
+                                     power_of_two(exponent - bias - mantissa_bits);
   if (e4m3 && magnitude == 0x7f) value = std::numeric_limits<double>::quiet_NaN();
   if (!e4m3 && magnitude >= 0x7c) {
     value = magnitude == 0x7c ? std::numeric_limits<double>::infinity()
@@ -29,16 +36,17 @@ inline double computed_float8_value(std::uint8_t bits, Float8 format) {
 }
 
 using Float8Values = std::array<double, 256>;  // of each code
-inline Float8Values float8_values(Float8 format) {
+constexpr Float8Values float8_values(Float8 format) {
   Float8Values values{};
   for (std::size_t bits = 0; bits < values.size(); ++bits) {
     values[bits] = computed_float8_value(static_cast<std::uint8_t>(bits), format);
   }
   return values;
 }
+inline constexpr Float8Values kE4m3Values = float8_values(Float8::e4m3);
+inline constexpr Float8Values kE5m2Values = float8_values(Float8::e5m2);
 inline double float8_value(std::uint8_t bits, Float8 format) {
-  static const Float8Values e4m3 = float8_values(Float8::e4m3), e5m2 = float8_values(Float8::e5m2);
-  return format == Float8::e4m3 ? e4m3[bits] : e5m2[bits];
+  return format == Float8::e4m3 ? kE4m3Values[bits] : kE5m2Values[bits];
 }
 
 // The bits of the number nearest to x, ties to even; the largest number where x is larger.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -222,11 +223,8 @@ class ThreadPool final : public Executor {
 Workers& shared_workers() {
   static constinit core::FirstMade<Workers> made;
   Workers& workers = made.get([] { return Workers(); });
-  struct Retire {
-    Workers& workers;
-    ~Retire() { workers.retire(); }
-  };
-  static const Retire at_exit{workers};
+  static std::atomic<bool> is_told{false};
+  if (!is_told.exchange(true)) std::atexit([] { shared_workers().retire(); });
   return workers;
 }
 

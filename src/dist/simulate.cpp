@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/first_made.hpp"
 #include "core/problem/costs.hpp"
 #include "dist/head_groups.hpp"
 #include "dist/plan_data.hpp"
@@ -255,22 +256,24 @@ class Simulation {
 }  // namespace
 
 const std::vector<Machine>& machines() {
-  static const std::vector<Machine> known{
-      {.name = "h100-nvlink",
-       .source = "two H100 80GB HBM3 at 18 links of NVLink: copy-engine pushes of 1 to 256 MB; "
-                 "causal, 8192 queries and keys, head_dim 128, of bench/results/h100-*.json; "
-                 "between nodes 45 GB/s a GPU and 10 us, assumed",
-       .copies =
-           {{1e6, 4.5e-6}, {4e6, 13.5e-6}, {16e6, 46.1e-6}, {64e6, 173.8e-6}, {256e6, 679.4e-6}},
-       .far = {{1e3, 10e-6}, {1e6, 10e-6 + 1e6 / 45e9}, {256e6, 10e-6 + 256e6 / 45e9}},
-       .both_ways = 386.2 / 376.9,
-       .flag = 8.5e-6,
-       .start = 60e-6,
-       .own_rows = 840e9,
-       .forward = 693e12,
-       .backward = 606e12,
-       .beside_copies = 1.05}};
-  return known;
+  static constinit core::FirstMade<const std::vector<Machine>> known;
+  return known.get([] {
+    return std::vector<Machine>{
+        {.name = "h100-nvlink",
+         .source = "two H100 80GB HBM3 at 18 links of NVLink: copy-engine pushes of 1 to 256 MB; "
+                   "causal, 8192 queries and keys, head_dim 128, of bench/results/h100-*.json; "
+                   "between nodes 45 GB/s a GPU and 10 us, assumed",
+         .copies =
+             {{1e6, 4.5e-6}, {4e6, 13.5e-6}, {16e6, 46.1e-6}, {64e6, 173.8e-6}, {256e6, 679.4e-6}},
+         .far = {{1e3, 10e-6}, {1e6, 10e-6 + 1e6 / 45e9}, {256e6, 10e-6 + 256e6 / 45e9}},
+         .both_ways = 386.2 / 376.9,
+         .flag = 8.5e-6,
+         .start = 60e-6,
+         .own_rows = 840e9,
+         .forward = 693e12,
+         .backward = 606e12,
+         .beside_copies = 1.05}};
+  });
 }
 
 double copy_seconds(const std::vector<Copy>& c, double bytes) {

@@ -202,7 +202,7 @@ TEST(Plan, OfBatchInvarianceThatWasEdited) {
   }
 }
 
-// It has lost its mask: its result would be that of another problem.
+// It has lost what make_plan kept in it.
 TEST(Plan, MovedFromIsRefused) {
   for (const Backend backend : {Backend::cpu, Backend::reference}) {
     for (const Phase phase : {Phase::forward, Phase::backward}) {

@@ -228,5 +228,23 @@ TEST(DistPlan, HeadsAreWorkedOnInGroups) {
   EXPECT_EQ(head_groups(make_plan(of_head, 2).data(), Phase::forward).size(), 1U);
 }
 
+// NOLINTBEGIN(bugprone-use-after-move): what is tested
+TEST(DistPlan, WhatWasMovedFromIsWhatItWas) {
+  const Problem p = causal_problem(256);
+  Options options{.chunk = 64, .lengths = {.seqused_q = {70}, .seqused_k = {70}}};
+  const Options moved_options = std::move(options);
+  Plan plan = make_plan(p, 2, options);
+  EXPECT_EQ(plan.rows(0), make_plan(p, 2, moved_options).rows(0));
+  EXPECT_EQ(plan.area(0) + plan.area(1), 4 * 70 * 71 / 2);  // of 256 queries 4 * 256 * 257 / 2
+
+  const Plan moved_plan = std::move(plan);
+  EXPECT_EQ(plan.rows(1), moved_plan.rows(1));
+
+  std::vector<Group> groups = in_process(2);
+  const Group moved_group = std::move(groups[1]);
+  EXPECT_EQ(groups[1].rank(), 1);
+}
+// NOLINTEND(bugprone-use-after-move)
+
 }  // namespace
 }  // namespace attn::dist
