@@ -201,6 +201,9 @@ TEST_F(CommandJson, Io) {
   expect_refused("io b1_n999999999_h1_d64", 2, {"3.1e+13 tiles", "at most 1e+08"});
   expect_refused("io b99999999_n8_h1_d64", 2, {"1e+08 pairs", "at most 1e+06"});
   EXPECT_EQ(attn("io b99999999_n8_h1_d64 --arch sm_90a").code, 0);
+  // One head stands for all in the models, but the CPU's plan would visit every one for hours.
+  const Result many = attn("io b1000_n100000_h1000_d64_causal");
+  EXPECT_TRUE(many.out_has("no plan: 9.8e+12 tiles of 16 rows and 64 keys")) << many.text();
   expect_refused("io b1_n64_h1_d8_packed/cuq0,4", 2, {"/cuq0,4", "full lengths"});
   expect_refused("io b1_n64_h1_d8 --device gpu", 2, {"gpu", "cuda"});
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "attn/error.hpp"
 #include "attn/run.hpp"
@@ -24,6 +25,10 @@ constexpr double kMostTiles = 1e8;
 // Pairs of a sequence and a K, V head, which the plan of the CPU visits one by one: some
 // 3 s and 300 MB.
 constexpr double kMostPairs = 1e6;
+// Tiles of all pairs that the plan of the CPU visits, of some 20 ns each: some 10 s for all
+// algorithms, and more where the mask is hard to bound.
+constexpr double kMostPlanTiles = 3e8;
+constexpr double kPlanRows = 16, kPlanKeys = 64;  // of a tile, at most
 
 bool has_pass(const IoChoice& choice) {
   for (const Algorithm algorithm : algorithms(choice.phase)) {
@@ -57,6 +62,18 @@ void add_plan(IoRow& row, const Problem& problem) {
   }
   if (problem.dtype == DType::f64) {
     row.no_plan = "the cpu backend's passes in f64 have no count";
+    return;
+  }
+  const auto batch = static_cast<double>(problem.batch);
+  const double rows =
+      batch * static_cast<double>(problem.heads_q) * static_cast<double>(problem.seqlen_q);
+  const double tiles = std::max(batch * static_cast<double>(problem.heads_k), rows / kPlanRows) *
+                       std::ceil(static_cast<double>(problem.seqlen_k) / kPlanKeys);
+  if (tiles > kMostPlanTiles) {
+    row.no_plan = fmt::format(
+        "{:.2g} tiles of {:.0f} rows and {:.0f} keys would take long; "
+        "counted are at most {:.2g}",
+        tiles, kPlanRows, kPlanKeys, kMostPlanTiles);
     return;
   }
   // One thread: more divide the last tasks, so that the count would depend on the machine.
