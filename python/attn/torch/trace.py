@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from ..trace import refusal
 from ..trace.buffers import load
-from ..trace.equalities import count_equalities
 from ..trace.expression import FUNCTIONS, METHODS, Expr, lift
 from ..trace.refusal import refuse
 from ..trace.tracer import as_formula, call, expression
-from .lost import count as count_lost
-from .lost import look_on
+from .comparisons import symbols_are_asked
 
 refusal.is_compiling = torch.compiler.is_compiling
 _LOSES_EQUALITIES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 12)
@@ -89,36 +86,6 @@ class _Loads(TorchFunctionMode):
         return FUNCTIONS[name](*lifted, **(kwargs or {}))
 
 
-# torch.compile calls it and reads nothing of it: this is what torch.compiler.assume_constant_result
-# sets, which imports torch._dynamo, for seconds and also where nothing is compiled.
-count_equalities._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _refuse_lost_equalities(function: Any, text: str) -> None:
-    """Refuses a function that has more == and !=, with those of the functions that it calls, than
-    the text of the expression that came of it.
-
-    PyTorch 2.12 and newer make False of == between a symbol and a number that changes, and True of
-    !=, without asking the symbol; in arithmetic such a flag is a number as others are. A flag that
-    attn.literal made may be one of a comparison without symbols, and a condition of -1 or -2, which
-    is compared with 0, is `~` of a flag.
-    """
-    if type(function) is not FunctionType:
-        return
-    found = 0
-    for word in ("==", "!=", "true", "false"):
-        found += text.count(word)
-    for word in ("-1 != 0", "-2 != 0"):
-        found -= text.count(word)
-    if found < count_equalities(function.__code__):
-        refuse(
-            f"== or != in {function.__qualname__}, or in what it calls, of which no comparison "
-            "came: torch.compile makes a flag of it between a symbol and a number that changes "
-            "from call to call; accepted are symbol.eq(number) and symbol.ne(number), and for what "
-            "has no symbol attn.literal(flag) or a comparison outside of the function"
-        )
-
-
 def traced(given: Any, name: str, arrays: list[Tensor]) -> Expr:
     """As `expression`; inside of torch.compile, part of what is compiled, and never kept.
 
@@ -127,17 +94,13 @@ def traced(given: Any, name: str, arrays: list[Tensor]) -> Expr:
     if not torch.compiler.is_compiling():
         return expression(given, name)
     if callable(given):
-        if _LOSES_EQUALITIES:
-            look_on()
+        if _LOSES_EQUALITIES and torch.compiler.is_dynamo_compiling() and not symbols_are_asked():
+            refuse(
+                f"a function as {name} within torch.compile of PyTorch {torch.__version__}, which "
+                "would make a flag of == between a symbol and a number that changes from call to "
+                "call; accepted are text, an attn.Formula, and an expression of attn.symbols made "
+                "outside of what is compiled"
+            )
         with _Loads(arrays):
-            formula = call(given)
-        if _LOSES_EQUALITIES:
-            if count_lost():
-                refuse(
-                    "== or != between a symbol and a number that changes from call to call, of "
-                    "which torch.compile makes a flag; accepted are symbol.eq(number) and "
-                    "symbol.ne(number)"
-                )
-            _refuse_lost_equalities(given, formula.text)
-        given = formula
+            given = call(given)
     return as_formula(lift(given), name)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .captured import Float, Int, is_numpy_number
 from .kinds import BOOL, FLOAT, INT, is_number, kind_of
-from .refusal import refuse, refuse_where_compiled
+from .refusal import refuse
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
@@ -268,10 +268,7 @@ def lift(x: Any) -> Expr:
     if kind is int:
         known = _SMALL.get(x)
         return literal(x) if known is None else known
-    if kind is bool:
-        refuse_where_compiled(x)
-        return literal(x)
-    if kind is float:
+    if kind is bool or kind is float:
         return literal(x)
     if kind is Int or kind is Float:
         if kind is Int and int(x) not in _INT32:

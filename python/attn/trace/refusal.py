@@ -41,15 +41,3 @@ def refuse(what: str) -> NoReturn:
     if is_compiling():
         raise TraceError(what)
     raise TraceError(f"{what} ({user_line()})")
-
-
-def refuse_where_compiled(flag: bool) -> None:
-    """Refuses a flag among symbols where torch.compile reads the function: it may be one that
-    PyTorch made of a comparison, for which the symbol was not asked.
-    """
-    if is_compiling():
-        raise TraceError(
-            f"{flag} among symbols within torch.compile, which may be what it makes of == between "
-            "a symbol and a number that changes from call to call; accepted is symbol.eq(number), "
-            "or such a number as a tensor, torch.tensor(number), and attn.literal(flag) for a flag"
-        )
