@@ -331,8 +331,10 @@ def _is_plain(value: Any) -> bool:
 
 def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     """The options of one call; attn.attention documents them."""
-    key = tuple(keywords.items())
+    key: tuple[Any, ...] = tuple(keywords.items())
     try:
+        if "window" in keywords:  # (1.0, 0.0), which is refused, is equal to (1, 0)
+            key = (*key, *map(type, keywords["window"] or ()))
         known = _KNOWN.get(key)
     except (TypeError, ValueError):  # an array of NumPy has no hash, nor a writable memoryview
         known = None

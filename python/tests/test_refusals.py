@@ -211,6 +211,12 @@ def test_no_array(q):
         attn.attention(q, X, X)
 
 
+def test_a_window_of_floats_is_refused_after_one_of_equal_integers():
+    attn.attention(X, X, X, window=(1, 0))
+    with pytest.raises(attn.InvalidArgument, match=r"window is \(1.0, 0.0\)"):
+        attn.attention(X, X, X, window=(1.0, 0.0))
+
+
 def test_unknown_keyword():
     with pytest.raises(TypeError, match=r"^attention\(\) got .* 'windows'"):
         attn.attention(X, X, X, windows=(1, 1))
