@@ -239,8 +239,13 @@ class TestTorch:
             attn.attention(x.to(torch.int16), x, x)
         with pytest.raises(attn.InvalidArgument, match=r"q has dtype torch\.float8"):
             attn.attention(x.to(torch.float8_e4m3fn), x, x)
-        with pytest.raises(attn.InvalidArgument, match="seqused_k is i64"):
-            attn.attention(x, x, x, seqused_k=torch.tensor([3, 4]))
+        with pytest.raises(attn.InvalidArgument, match="seqused_k .*int16"):
+            attn.attention(x, x, x, seqused_k=torch.tensor([3, 4], dtype=torch.int16))
+        of_int64, of_int32 = (
+            attn.attention(x, x, x, seqused_k=torch.tensor([3, 4], dtype=dtype))
+            for dtype in (torch.int64, torch.int32)
+        )
+        assert torch.equal(of_int64, of_int32)
 
     def test_mask(self, torch, x):
         allowed = torch.ones(9, 9).tril() > 0
