@@ -101,9 +101,9 @@ TEST(TileShape, FollowsTheNumberOfKeys) {
           {"b1_sq16_sk577_h1_d256_bf16", 80}});
 }
 
-int heads_together(const char* problem) {
+int heads_together(const char* problem, const char* kernel = "forward_sm90") {
   const Problem p = parse_problem(problem);
-  return heads_at_once(p, choose_forward(p, Arch{90, true}, {}, 1, "forward_sm90"));
+  return heads_at_once(p, choose_forward(p, Arch{90, true}, {}, 1, kernel));
 }
 
 TEST(HeadsAtOnce, AreThoseWhoseKeysAndValuesStayInL2) {
@@ -113,6 +113,9 @@ TEST(HeadsAtOnce, AreThoseWhoseKeysAndValuesStayInL2) {
   EXPECT_EQ(heads_together("b1_n16384_h2_d128_causal_bf16"), 2);
   EXPECT_EQ(heads_together("b32_n512_h32_d64_causal_bf16"), 256);
   EXPECT_EQ(heads_together("b32_n512_h8_d256_causal_bf16"), 64);
+  const char* float8 = "forward_sm90_float8";  // also where tiles of a head are few
+  EXPECT_EQ(heads_together("b32_n512_h16_d128_causal_q(e4m3)_kv(e4m3)_bf16", float8), 128);
+  EXPECT_EQ(heads_together("b16_n1024_h8_d256_causal_q(e4m3)_kv(e4m3)_bf16", float8), 32);
 }
 
 TEST(HeadsAtOnce, AreFewWhereTilesOfAHeadAre) {
