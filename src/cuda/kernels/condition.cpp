@@ -66,6 +66,8 @@ bool holds(Condition condition, const Problem& problem) {
           !problem.mask.empty() && std::max(problem.head_dim, problem.head_dim_v) > 96;
       return problem.score.empty() && is_long(problem, short_tiles ? 8192 : 4096);
     }
+    case Condition::plain_from_4096:
+      return problem.score.empty() && is_long(problem, 4096);
     case Condition::long_with_score:
       return !problem.score.empty() && is_long(problem, 4096) && !loads_elements(problem.score);
     case Condition::score_of_elements:

@@ -18,6 +18,8 @@ enum class Condition : std::uint8_t {
   // 4096 queries and keys or more, 8192 under a mask at head sizes above 96; not paged, no dropout;
   // no mask but a last key for each row, as a causal one says; no score.
   long_and_plain,
+  // The same from 4096 on at any head size, for tiles that have a place for the next Q.
+  plain_from_4096,
   // 4096 or more, and the same otherwise, with a score that loads nothing for each element.
   long_with_score,
   // The score loads an element for each query and key, as a bias does.
