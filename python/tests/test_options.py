@@ -177,13 +177,14 @@ def test_lists_name_the_keys(heads):
         np.testing.assert_allclose(out[b, i, h], row, rtol=0, atol=1e-5)
         np.testing.assert_allclose(lse[b, h, i], s.max() + np.log(weights.sum()), atol=1e-5)
         p = weights / weights.sum()
-        d_s = p * (V[b, keys, head] - row) @ d_out[b, i, h] / np.sqrt(D)
+        # A key may stand twice.
+        d_s = p * ((V[b, keys, head] - row) @ d_out[b, i, h]) / np.sqrt(D)
         gradients[0][b, i, h] = d_s @ K[b, keys, head]
-        np.add.at(gradients[1][b, :, head], keys, np.outer(d_s, Q[b, i, h]))  # a key may stand twice
+        np.add.at(gradients[1][b, :, head], keys, np.outer(d_s, Q[b, i, h]))
         np.add.at(gradients[2][b, :, head], keys, np.outer(p, d_out[b, i, h]))
     own = attn.attention_backward(d_out, Q, K, V, out, lse, key_list=lists)
-    for expected, got in zip(gradients, own):
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    for name, expected in zip("qkv", gradients, strict=True):
+        np.testing.assert_allclose(own[name], expected, rtol=0, atol=1e-4)
 
 
 def test_a_prefix_comes_before_the_keys_of_all():
