@@ -55,8 +55,8 @@ std::string to_string(const Case& c);
 // and bytes of.
 Case at_full_length(Case c);
 
-// Whether the problem has a backward pass: with paged K, V, lists of keys or a shared prefix it has
-// none.
+// Whether the problem has a backward pass: with paged K, V, a shared prefix, types of its own or
+// lists of keys in f64 it has none; with lists it has one on CPUs alone.
 bool has_backward(const Problem& problem);
 
 // Scores that the case computes: those of a shared prefix too.

@@ -10,8 +10,9 @@
 //   memory left for the library's own small objects.
 // - Functions may be called from several threads at the same time. An object may be read by several
 //   threads, or changed by one.
-// - What describes a call (Problem, Expr, BlockMask, Inputs, dist::Plan, ...) is copied by a move,
-//   so it is still what it was. A Plan that was moved from is refused.
+// - Moving what describes a call (Problem, Expr, BlockMask, Inputs, dist::Plan, ...) copies it:
+// what
+//   was moved from is unchanged. A Plan that was moved from is refused.
 #pragma once
 
 #include "attn/append_kv.hpp"

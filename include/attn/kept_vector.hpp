@@ -6,7 +6,8 @@
 
 namespace attn {
 
-// A std::vector that has its elements even after it was moved from: moving it copies it. Inputs
+// A std::vector that has its elements even after another KeptVector was made of it by a move: that
+// copies it. Inputs
 // that had lost their buffers would describe another call, and it would run.
 template <class T>
 class KeptVector : public std::vector<T> {

@@ -329,13 +329,17 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def _has_integers(window: Any) -> bool:
+    """Whether the window has no other types: (1.0, 0.0), which is refused, is equal to (1, 0)."""
+    return window is None or (type(window) is tuple and {*map(type, window)} <= {int, type(None)})
+
+
 def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     """The options of one call; attn.attention documents them."""
-    key: tuple[Any, ...] = tuple(keywords.items())
+    key = tuple(keywords.items())
+    may_be_known = _has_integers(keywords.get("window"))
     try:
-        if "window" in keywords:  # (1.0, 0.0), which is refused, is equal to (1, 0)
-            key = (*key, *map(type, keywords["window"] or ()))
-        known = _KNOWN.get(key)
+        known = _KNOWN.get(key) if may_be_known else None
     except (TypeError, ValueError):  # an array of NumPy has no hash, nor a writable memoryview
         known = None
     if known is not None:
@@ -343,7 +347,7 @@ def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     made = _make_options(**keywords)
     if made.has_arrays or "rng" in keywords:
         return made
-    if all(map(_is_plain, keywords.values())):
+    if may_be_known and all(map(_is_plain, keywords.values())):
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         _KNOWN[key] = made

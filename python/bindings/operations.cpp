@@ -152,14 +152,27 @@ int recorded(nb::handle q, nb::handle k, nb::handle v) {
   return pytorch::is_observed() ? -1 : count;
 }
 
+// _has_integers() of attn/options.py.
+bool has_integers(PyObject* window) {
+  if (window == nullptr || window == Py_None) return true;
+  if (!PyTuple_CheckExact(window)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(window); ++i) {
+    PyObject* const side = PyTuple_GET_ITEM(window, i);
+    if (side != Py_None && !PyLong_CheckExact(side)) return false;
+  }
+  return true;
+}
+
 // make_options(**keywords) of attn/options.py, whose table of known options is read here.
 nb::object options_of(nb::handle keywords) {
   static constinit KeptAttribute make("attn.options", "make_options");
   static constinit KeptAttribute known("attn.options", "_KNOWN");
   const nb::object items = nb::steal(PyDict_Items(keywords.ptr()));
   const nb::object key = nb::steal(PyList_AsTuple(items.ptr()));
-  if (PyObject* found = PyDict_GetItemWithError(known.get().ptr(), key.ptr()))
-    return nb::borrow(found);
+  if (has_integers(PyDict_GetItemString(keywords.ptr(), "window"))) {
+    PyObject* const found = PyDict_GetItemWithError(known.get().ptr(), key.ptr());
+    if (found != nullptr) return nb::borrow(found);
+  }
   PyErr_Clear();  // an array of NumPy has no hash
   return make.get()(**nb::borrow<nb::dict>(keywords));
 }

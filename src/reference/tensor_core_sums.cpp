@@ -114,8 +114,7 @@ ATTN_AVX2 void add_columns(float* sums, std::int64_t n, const float* a, const fl
 void tensor_core_sums(float* sums, std::int64_t n, const float* a, const float* const* x, int terms,
                       const TensorCore& core) {
 #ifdef ATTN_SUMS_WITH_AVX2
-  static const bool kHasAvx2 = __builtin_cpu_supports("avx2") != 0;
-  if (kHasAvx2) return add_columns(sums, n, a, x, terms, core);
+  if (__builtin_cpu_supports("avx2") != 0) return add_columns(sums, n, a, x, terms, core);
 #endif
   add_each(sums, 0, n, a, x, terms, core);
 }

@@ -79,12 +79,15 @@ def _compiled(
     q: Tensor, k: Tensor, v: Tensor, plan: Plan, max_logit: bool, options: Mapping[str, Any]
 ) -> Any:
     """Through the operator, whose options are those of the plan but for tensors."""
-    if plan._trained_in_formulas:
-        raise InvalidArgument(
-            f"the plan's score reads {plan._trained_in_formulas[0]!r}, which requires a gradient; "
-            "accepted within torch.compile are gradients of sink, alibi and bias"
-        )
-    tensors = dict(plan._trained)
+    for name, array in plan._read_by_formulas.items():
+        if array.requires_grad:
+            raise InvalidArgument(
+                f"the plan's score reads {name!r}, which requires a gradient; accepted within "
+                "torch.compile are gradients of sink, alibi and bias"
+            )
+    tensors = {
+        name: x for name, x in plan._options.items() if isinstance(x, Tensor) and x.requires_grad
+    }
     for name, value in options.items():
         known = plan._options.get(name)  # pyright: ignore
         is_plain = value is None or isinstance(value, (bool, int, float, str, tuple))

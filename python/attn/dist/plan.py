@@ -66,17 +66,15 @@ class Plan:
         self._rank_of_group, self._size = made.rank, made.ranks
         self._rows = [made.rows(rank) for rank in range(made.ranks)]
         self._keys = [made.keys(rank) for rank in range(made.ranks)]
-        self._trained = {
-            name: x for name, x in options.items() if isinstance(x, Tensor) and x.requires_grad
-        }
+        given = [x for x in options.values() if isinstance(x, Tensor)]
         arrays = self._described.buffers
-        self._trained_in_formulas = [
-            name
+        self._read_by_formulas = {
+            name: array
             for name in _attn.score_buffers(self._described.problem)
-            if getattr(arrays.get(name), "requires_grad", False)
-            and all(arrays[name] is not x for x in self._trained.values())
-        ]
-        self._name = str(next(_numbers))
+            if isinstance(array := arrays.get(name), Tensor) and all(array is not x for x in given)
+        }
+        # Also tells plans of different processes apart, whose graphs PyTorch may keep on disk.
+        self._name = f"{next(_numbers)} of {made.problem} {self._rows} {self._keys}"
         _PLANS[self._name] = self
 
     @property

@@ -162,7 +162,9 @@ void backward_key_list(const Attention& a, const GradientContext& g, const Plan&
     sums.keys = std::max<std::int64_t>(sums.keys, sequence.length_k);
   }
   const core::Size floats = core::Size(sums.ranges) * sums.floats();
-  const std::int64_t pairs = pair_count(a), wave = pairs_at_once(pairs, floats * sizeof(float));
+  // As workspace_bytes counts them, also where all sequences are shorter than the problem allows.
+  const core::Size most = core::Size(sums.ranges) * a.problem.seqlen_k * (sums.ld + sums.ld_v);
+  const std::int64_t pairs = pair_count(a), wave = pairs_at_once(pairs, most * sizeof(float));
   sums.memory = workspace.take_array<float>(floats * wave, "dK and dV of the ranges of queries");
   const Pass pass(a, g, gradients);
   const std::int64_t key_blocks = core::ceil_div(sums.keys, std::int64_t{kBlockK});

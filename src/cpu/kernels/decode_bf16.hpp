@@ -1,8 +1,8 @@
 // Decoding with products of bf16: pairs of dims of K times pairs of Q as they are, and pairs of
 // keys of V times P, rounded to bf16 as the tiles of more rows round it. K of bf16 needs no
 // widening; other types are rounded to bf16 once for all rows, which is exact for 8-bit numbers.
-// This file puts K, V and P into the order of the products, which VDPBF16PS (decode_dot.hpp) and
-// AMX (decode_amx.hpp) share. Head sizes are multiples of 32.
+// This file puts K, V and P into the order of the products of AMX (decode_amx.hpp). Head sizes are
+// multiples of 32.
 #pragma once
 
 #include "attn/problem.hpp"
@@ -15,7 +15,7 @@ inline constexpr int kKeyPairs = kDecodeKeys / 2;
 inline constexpr int kStagedPairs = kStagedKeys / 2;
 
 // Stands in for keys that are not there: zero in every type.
-alignas(64) static constexpr std::byte kNoKey[kMaxHeadDim * sizeof(float)] = {};
+alignas(64) static constexpr std::byte kZeroKey[kMaxHeadDim * sizeof(float)] = {};
 
 // Whether numbers of the type, without scales of Inputs, are numbers of bf16.
 template <CacheType kSource>
@@ -40,7 +40,7 @@ struct StagedKeys {
 template <CacheType kSource>
 ATTN_INLINE void stage_keys(const std::byte* const* k, int keys, int dim, StagedKeys& out) {
   for (int j = 0; j < kDecodeKeys; ++j) {
-    const std::byte* const row = j < keys ? k[j] : kNoKey;
+    const std::byte* const row = j < keys ? k[j] : kZeroKey;
     std::uint32_t* const to = out.words + j * dim / 2;
     for (int d = 0; d < dim; d += 2 * kLanes) store(to + d / 2, load_dim_pairs<kSource>(row, d));
   }
@@ -83,7 +83,7 @@ struct KeyPairLoader<CacheType::q8_0> {
   inline __attribute__((always_inline)) U operator()(int half) const {
     const F low = from_i8(load_as<B>(even + 2 + half)) * scale_even;
     const F high = from_i8(load_as<B>(odd + 2 + half)) * scale_odd;
-    // Halves are rounded up: four operations, where the conversion takes two cycles.
+    // Halves go away from zero: four operations, where the conversion takes two cycles.
     return bit_cast<U>(
         _mm512_mask_blend_epi16(0xaaaaaaaau, bit_cast<__m512i>((bit_cast<U>(low) + 0x8000u) >> 16),
                                 bit_cast<__m512i>(bit_cast<U>(high) + 0x8000u)));
@@ -94,8 +94,8 @@ struct KeyPairLoader<CacheType::q8_0> {
 template <CacheType kSource>
 ATTN_INLINE void stage_values(const std::byte* const* v, int keys, int dim, std::uint32_t* out) {
   for (int t = 0; t < kKeyPairs; ++t) {
-    const std::byte* const even = 2 * t < keys ? v[2 * t] : kNoKey;
-    const std::byte* const odd = 2 * t + 1 < keys ? v[2 * t + 1] : kNoKey;
+    const std::byte* const even = 2 * t < keys ? v[2 * t] : kZeroKey;
+    const std::byte* const odd = 2 * t + 1 < keys ? v[2 * t + 1] : kZeroKey;
     std::uint32_t* const to = out + t * dim;
     for (int d = 0; d < dim; d += 2 * kLanes) {
       if constexpr (kSource == CacheType::bf16) {

@@ -64,7 +64,7 @@ int heads_at_once(const Problem& p, const BackwardConfig& config) {
   // are done. Of several pairs together all of these short tiles come last; the rows of one query
   // head of each pair stay in L2. 64:8 heads, 8192 of 16384 queries, a window of 4096, on 132
   // multiprocessors: with 2 pairs 8 % of the time is lost to the end, with 4 pairs 3 % (list
-  // scheduling, not timed).
+  // scheduling; timed in docs/log/dist.md).
   constexpr std::int64_t kFewTiles = 8 * 132, kHeadBytes = 34'000'000;
   if (p.heads_q > p.heads_k && blocks * pairs <= kFewTiles &&
       !mask_bounds(p.mask, true).first.empty()) {

@@ -49,7 +49,7 @@ std::string obstacle(const BackwardKernel& kernel, const Problem& p, const Backw
   if (p.layout_k == Layout::paged) return "layout_k is paged; accepted are dense and packed";
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
   if (p.key_list > 0) {
-    return fmt::format("key_list is {}; accepted is 0, no lists, but on a CPU", p.key_list);
+    return fmt::format("key_list is {}; accepted by backward on a GPU is 0, no lists", p.key_list);
   }
   const BackwardRequest request = request_of(kernel, p, tensors, Gradient::all, wish);
   BackwardChoice choice = kernel.choose(request);

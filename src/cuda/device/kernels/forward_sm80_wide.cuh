@@ -108,9 +108,10 @@ struct ForwardSm80Wide : ForwardWide<C, Expressions, ForwardSm80WideWarp<C>> {
       copy_async_commit();
       Products::multiply_qk(w.s, shared, 0);
       add_block(w, 0, now, [&] {
-        if (C::kVInK || ends) return;
-        this->load_k(0, list.block());
-        copy_async_commit();
+        if constexpr (!C::kVInK) {
+          if (!ends) this->load_k(0, list.block());
+          copy_async_commit();  // of nothing too: the wait for V counts groups
+        }
       });
       if (C::kVInK && !ends) {
         __syncthreads();  // nobody reads K as V any more
