@@ -156,8 +156,8 @@ int recorded(nb::handle q, nb::handle k, nb::handle v) {
 bool has_integers(PyObject* window) {
   if (window == nullptr || window == Py_None) return true;
   if (!PyTuple_CheckExact(window)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(window); ++i) {
-    PyObject* const side = PyTuple_GET_ITEM(window, i);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(window); ++i) {
+    PyObject* const side = PyTuple_GetItem(window, i);
     if (side != Py_None && !PyLong_CheckExact(side)) return false;
   }
   return true;
