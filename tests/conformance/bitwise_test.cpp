@@ -63,8 +63,7 @@ TEST_P(Bitwise, DoesNotDependOnTheNumberOfThreads) {
   const Case c = parse_case(GetParam());
   CaseData one(c, kSeed);
   CaseData many(c, kSeed);
-  const DType dtype = c.problem.dtype;
-  const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
+  const std::vector<Algorithm> backward = algorithms_for(c.problem, Phase::backward);
   std::size_t turn = 0;
   const std::vector<InstructionSet> sets = available_instruction_sets();
   std::vector<Algorithm> forward_algorithms = algorithms_for(c.problem, Phase::forward);

@@ -234,8 +234,10 @@ TEST(DistPlan, WhatWasMovedFromIsWhatItWas) {
   Options options{.chunk = 64, .lengths = {.seqused_q = {70}, .seqused_k = {70}}};
   const Options moved_options = std::move(options);
   Plan plan = make_plan(p, 2, options);
-  EXPECT_EQ(plan.rows(0), make_plan(p, 2, moved_options).rows(0));
-  EXPECT_EQ(plan.area(0) + plan.area(1), 4 * 70 * 71 / 2);  // of 256 queries 4 * 256 * 257 / 2
+  const Plan expected = make_plan(p, 2, moved_options);
+  EXPECT_EQ(plan.rows(0), expected.rows(0));
+  EXPECT_EQ(plan.area(0) + plan.area(1), expected.area(0) + expected.area(1));
+  EXPECT_LT(plan.area(0) + plan.area(1), 4 * 128 * 129 / 2);  // of 70 queries; there are 256
 
   const Plan moved_plan = std::move(plan);
   EXPECT_EQ(plan.rows(1), moved_plan.rows(1));
