@@ -4,11 +4,12 @@
 #include <utility>
 #include <vector>
 
-namespace attn {
+#include "attn/export.hpp"
+
+namespace ATTN_API attn {
 
 // A std::vector that has its elements even after another KeptVector was made of it by a move: that
-// copies it. Inputs
-// that had lost their buffers would describe another call, and it would run.
+// copies it. Inputs that had lost their buffers would describe another call, and it would run.
 template <class T>
 class KeptVector : public std::vector<T> {
  public:

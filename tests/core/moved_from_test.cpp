@@ -15,7 +15,7 @@
 namespace attn {
 namespace {
 
-// NOLINTBEGIN(bugprone-use-after-move): what is tested
+// NOLINTBEGIN(bugprone-use-after-move,performance-move-const-arg): what is tested
 
 // Two keys, whose values are 0 and 1, for one query at the first of them.
 struct TwoKeys {
@@ -87,7 +87,7 @@ TEST(MovedFrom, ABlockMaskKeepsItsBytes) {
   EXPECT_TRUE(same(mask.mask(), moved.mask()));
 }
 
-// NOLINTEND(bugprone-use-after-move)
+// NOLINTEND(bugprone-use-after-move,performance-move-const-arg)
 
 }  // namespace
 }  // namespace attn

@@ -228,7 +228,7 @@ TEST(DistPlan, HeadsAreWorkedOnInGroups) {
   EXPECT_EQ(head_groups(make_plan(of_head, 2).data(), Phase::forward).size(), 1U);
 }
 
-// NOLINTBEGIN(bugprone-use-after-move): what is tested
+// NOLINTBEGIN(bugprone-use-after-move,performance-move-const-arg): what is tested
 TEST(DistPlan, WhatWasMovedFromIsWhatItWas) {
   const Problem p = causal_problem(256);
   Options options{.chunk = 64, .lengths = {.seqused_q = {70}, .seqused_k = {70}}};
@@ -246,7 +246,7 @@ TEST(DistPlan, WhatWasMovedFromIsWhatItWas) {
   const Group moved_group = std::move(groups[1]);
   EXPECT_EQ(groups[1].rank(), 1);
 }
-// NOLINTEND(bugprone-use-after-move)
+// NOLINTEND(bugprone-use-after-move,performance-move-const-arg)
 
 }  // namespace
 }  // namespace attn::dist

@@ -5,6 +5,8 @@
 // multiples of 32.
 #pragma once
 
+#include <algorithm>
+
 #include "attn/problem.hpp"
 #include "cpu/kernels/bf16_pairs.hpp"
 #include "cpu/kernels/decode.hpp"
@@ -150,7 +152,7 @@ ATTN_INLINE void stage_weights_of(const float* p, int keys, StagedWeights& out) 
         _mm_store_si128(reinterpret_cast<__m128i*>(to + (kRow + 1) * kStagedPairs),
                         _mm512_extracti32x4_epi32(rows, kRow + 1));
       };
-      for_each_number<(kStride < 4 ? kStride : 4) - 1>(save_row);
+      for_each_number<std::min(kStride, 4) - 1>(save_row);
     };
     const __m512i first = round_two(0);
     if constexpr (kStride == kMaxDecodeRows) {
