@@ -39,10 +39,7 @@ struct Scratch {
   void carve(Carver& c) {
     const DType operand = tiles.tile.operand;
     tiles.carve(c);
-    c.take(block, 1);
-    GradientBlock placed;
-    placed.carve(c, dim, dim_v, operand);
-    if (block != nullptr) *block = placed;
+    GradientBlock::carve_one(c, block, dim, dim_v, operand);
     c.take(k, static_cast<std::size_t>(kChunkKeys * leading_dim(dim)) * size_of(operand));
     c.take(v, static_cast<std::size_t>(kChunkKeys * leading_dim(dim_v)) * size_of(operand));
     for (float*& values : index) c.take(values, static_cast<std::size_t>(kBlockK * kMaxRows));

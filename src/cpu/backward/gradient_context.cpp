@@ -47,10 +47,7 @@ struct SumScratch {
   void carve(Carver& c) {
     const DType operand = tiles.tile.operand;
     tiles.carve(c);
-    c.take(block, 1);
-    GradientBlock placed;
-    placed.carve(c, dim, dim_v, operand);
-    if (block != nullptr) *block = placed;
+    GradientBlock::carve_one(c, block, dim, dim_v, operand);
     c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)) * size_of(operand));
     c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)) * size_of(operand));
   }
@@ -66,6 +63,13 @@ void score_apart(const Attention& a, const QueryBlock& q, const std::byte* key, 
 }
 
 }  // namespace
+
+void GradientBlock::carve_one(Carver& c, GradientBlock*& block, int dim, int dim_v, DType operand) {
+  c.take(block, 1);
+  GradientBlock placed;
+  placed.carve(c, dim, dim_v, operand);
+  if (block != nullptr) *block = placed;
+}
 
 void GradientBlock::carve(Carver& c, int dim, int dim_v, DType operand) {
   const auto take = [&](void*& array, int elements_of_row) {

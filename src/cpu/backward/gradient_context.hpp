@@ -26,6 +26,8 @@ struct GradientBlock {
   const float* weight = nullptr;            // [rows], of P; null: 1
 
   void carve(Carver& c, int dim, int dim_v, DType operand);
+  // Takes memory for a block and for what it points to.
+  static void carve_one(Carver& c, GradientBlock*& block, int dim, int dim_v, DType operand);
 };
 
 // Tiles of one step; all [kBlockK][rows].

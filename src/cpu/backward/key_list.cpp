@@ -26,10 +26,7 @@ struct Scratch {
   void carve(Carver& c) {
     const DType operand = tiles.tile.operand;
     tiles.carve(c);
-    c.take(block, 1);
-    GradientBlock placed;
-    placed.carve(c, dim, dim_v, operand);
-    if (block != nullptr) *block = placed;
+    GradientBlock::carve_one(c, block, dim, dim_v, operand);
     const auto of_k = static_cast<std::size_t>(kBlockK * leading_dim(dim));
     const auto of_v = static_cast<std::size_t>(kBlockK * leading_dim(dim_v));
     c.take(k, of_k * size_of(operand));

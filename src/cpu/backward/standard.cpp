@@ -18,10 +18,7 @@ struct Scratch {
 
   void carve(Carver& c) {
     tiles.carve(c);
-    c.take(block, 1);
-    GradientBlock placed;
-    placed.carve(c, dim, dim_v, DType::f32);
-    if (block != nullptr) *block = placed;
+    GradientBlock::carve_one(c, block, dim, dim_v, DType::f32);
     c.take(k, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
     c.take(v, static_cast<std::size_t>(kBlockK * leading_dim(dim_v)));
     c.take(dk, static_cast<std::size_t>(kBlockK * leading_dim(dim)));
