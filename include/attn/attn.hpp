@@ -10,9 +10,8 @@
 //   memory left for the library's own small objects.
 // - Functions may be called from several threads at the same time. An object may be read by several
 //   threads, or changed by one.
-// - Moving what describes a call (Problem, Expr, BlockMask, Inputs, dist::Plan, ...) copies it:
-// what
-//   was moved from is unchanged. A Plan that was moved from is refused.
+// - Moving what describes a call (Problem, Expr, BlockMask, Inputs, dist::Plan, ...) copies it, so
+//   what was moved from is unchanged. A Plan that was moved from is refused.
 #pragma once
 
 #include "attn/append_kv.hpp"
