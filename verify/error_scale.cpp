@@ -263,7 +263,7 @@ class Backward {
       for (std::size_t j = 0; j < p.size(); ++j) {
         score_error[j] = float_share_ * std::sqrt(squares[j].score);
       }
-      if (is_far(row)) {
+      if (is_far(head, row)) {
         if (std::vector<double> errors = far_errors(head, i, row, p); !errors.empty()) {
           for (double& x : errors) x /= half_ulp(problem_.dtype, 1);
           score_error = std::move(errors);
@@ -406,7 +406,7 @@ void add_errors_of_scores(const Head<double>& head, std::int64_t i, const Row<do
   constexpr double kFewKeys = 16;
   double weight = 0;
   for (const double x : p) weight += square(x);
-  if (weight * kFewKeys < 1 || is_far(row)) return;
+  if (weight * kFewKeys < 1 || is_far(head, row)) return;
   const double share = float_share(head.problem.dtype);
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (hidden(row.t[j])) continue;

@@ -185,9 +185,9 @@ class Backward {
       // A row without keys has P_sink = 1, be the sink infinite or NaN.
       const bool all = row.lse == head.sink() || std::isnan(head.sink());
       d_sink_[static_cast<std::size_t>(head.head)] -=
-          (is_far(row) ? std::exp(head.sink() - row.max) / row.sum
-           : all       ? 1
-                       : std::exp(head.sink() - row.lse)) *
+          (is_far(head, row) ? std::exp(head.sink() - row.max) / row.sum
+           : all             ? 1
+                             : std::exp(head.sink() - row.lse)) *
           d;
     }
     ProductSum<Real> dq_sum(query_head.dq[i], problem_.head_dim, rounding_.tensor_core);
@@ -235,7 +235,7 @@ class Backward {
     if (row.lse == -std::numeric_limits<Real>::infinity()) {
       std::fill(row.t.begin(), row.t.end(), row.lse);  // a row that sees no key
     }
-    if (!is_far(row)) {
+    if (!is_far(head, row)) {
       for (Real& t : row.t) t = std::min(t, row.lse);  // P is 1 at most
     }
     return row;

@@ -246,9 +246,12 @@ Row<Real> score_row(const Head<Real>& head, std::int64_t i, Order order,
   return row;
 }
 
-// The row sees keys, and its LSE says little of how many.
+// The row sees keys, its LSE says little of how many, and P of the backward pass is divided by its
+// sum. Kernels with tensor cores divide where a score expression may add that much alone: of q.k by
+// itself they take exp(t - LSE) in any row (docs/numerics.md, "Extremes").
 template <class Real>
-bool is_far(const Row<Real>& row) {
+bool is_far(const Head<Real>& head, const Row<Real>& row) {
+  if (head.rounding.tensor_core != nullptr && head.problem.score.empty()) return false;
   return std::isfinite(row.lse) && std::abs(row.lse) >= kFarLse && row.sum > 0;
 }
 
@@ -279,7 +282,7 @@ std::vector<Real> softmax_from_lse(const Head<Real>& head, const Row<Real>& row)
   for (std::size_t j = 0; j < p.size(); ++j) {
     if (std::isinf(row.t[j]) && row.t[j] < 0) continue;
     const Real weight =
-        is_far(row) ? std::exp(row.t[j] - row.max) / row.sum : std::exp(row.t[j] - row.lse);
+        is_far(head, row) ? std::exp(row.t[j] - row.max) / row.sum : std::exp(row.t[j] - row.lse);
     p[j] = rounded(weight, head.rounding.scores);
   }
   return p;

@@ -3,6 +3,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/cache_type.hpp"
 #include "cuda/gpu.hpp"
 #include "verify/cases.hpp"
 
@@ -28,6 +29,14 @@ constexpr std::string_view kKernels[] = {"forward_sm80_few_rows", "forward_sm90"
                                          "forward_sm80",          "forward_sm90_wide",
                                          "forward_sm80_wide",     "forward_simt"};
 
+// Whether `forward_sm80_few_rows` reads K and V of these types as they are stored.
+bool reads_stored_types(const Problem& p) {
+  const auto whole = [](CacheType type, std::int64_t dim, std::int64_t columns) {
+    return dim % columns == 0 && core::row_bytes(type, dim) % 4 == 0;
+  };
+  return whole(core::type_of_k(p), p.head_dim, 16) && whole(core::type_of_v(p), p.head_dim_v, 32);
+}
+
 // Whether a kernel has to take the case, as docs/cuda-forward.md, "Which kernel" says. Where it
 // depends on addresses and pages it may take the case or not.
 bool must_take(std::string_view kernel, const Case& c) {
@@ -38,8 +47,11 @@ bool must_take(std::string_view kernel, const Case& c) {
   const auto fits = [&](std::int64_t d) { return d % 8 == 0 && d <= most; };
   if (p.dtype == DType::f32 || !fits(p.head_dim) || !fits(p.head_dim_v)) return false;
   if (c.hints.strided || c.hints.far) return false;
-  if (kernel == "forward_sm80_wide") return true;
   const bool lists = p.key_list > 0;  // for each query alone
+  const bool stored =
+      p.type_q != CacheType::as_q || p.type_k != CacheType::as_q || p.type_v != CacheType::as_q;
+  if (stored && lists && kernel != "forward_sm80_few_rows") return false;  // nothing converts them
+  if (kernel == "forward_sm80_wide") return true;
   if (kernel == "forward_sm80") return !lists;
   const std::int64_t rows = (lists ? 1 : p.seqlen_q) * (p.heads_q / p.heads_k);
   const bool hopper = device_info(kGpu.index).arch == 90;
@@ -47,7 +59,8 @@ bool must_take(std::string_view kernel, const Case& c) {
   if (kernel == "forward_sm80_few_rows") {
     const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
     // The rows of all sequences over a shared prefix may be many.
-    return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0 && p.seqlen_prefix == 0;
+    return rows <= (narrow ? 32 : 16) && p.dropout.probability == 0 && p.seqlen_prefix == 0 &&
+           (!stored || reads_stored_types(p));
   }
   return hopper && p.layout_k != Layout::paged && !lists;
 }

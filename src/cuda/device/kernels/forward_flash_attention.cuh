@@ -102,14 +102,15 @@ struct ForwardFlashAttention {
     }
   }
 
-  // Lines 12 and 13. A row that sees no key of the block keeps its O: l (1 / l) would wear it down
-  // by an ulp.
-  ATTN_DEVICE void store_rows(const Step& step, const Thread& t,
-                              const RowSums (&before)[kRows]) const {
+  // Lines 12 and 13. A row whose keys of the block weigh nothing keeps its O: l (1 / l) would wear
+  // it down by an ulp. `weights` are sums of P over the thread's keys of the block: l itself may
+  // stay as it is, as 1 + 3e-8 does, where O moves.
+  ATTN_DEVICE void store_rows(const Step& step, const Thread& t, const RowSums (&before)[kRows],
+                              const float (&weights)[kRows]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float l = Step::group_sum(t.l[r]);
-      if (!exists(step, r) || (before[r].l == l && before[r].m == t.m[r])) continue;
+      const float l = Step::group_sum(t.l[r]), weight = Step::group_sum(weights[r]);
+      if (!exists(step, r) || (weight == 0 && before[r].l == l && before[r].m == t.m[r])) continue;
       const long long row = row_of(step, r);
       const float inverse = l == 0 ? 0 : 1 / l;
 #pragma unroll
@@ -145,8 +146,12 @@ struct ForwardFlashAttention {
     Thread t;
     Step::clear(t);
     RowSums before[kRows];
+    float weights[kRows];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) before[r] = {0, -1};  // no row's
+    for (int r = 0; r < kRows; ++r) {
+      before[r] = {0, -1};  // no row's
+      weights[r] = 0;
+    }
     if (!first) load_rows(step, t, before);
     __syncthreads();  // nobody reads Q of the tile before
     step.load_q();
@@ -163,6 +168,11 @@ struct ForwardFlashAttention {
       const bool inside = (block + 1) * C::kBlockN <= step.tile.sequence.length_k;
       step.change_scores(t, block, Expressions::kHasMask || !inside);
       step.softmax(t, block);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[r] += fabsf(t.s[r][i]);
+      }
       __syncwarp();  // P of the block before was read: by threads of the same warp
       step.store_p(t);
       __syncwarp();
@@ -176,7 +186,7 @@ struct ForwardFlashAttention {
     if (last) {
       step.finish(t);
     } else {
-      store_rows(step, t, before);
+      store_rows(step, t, before, weights);
     }
   }
 
