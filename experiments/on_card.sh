@@ -10,13 +10,14 @@
 #   --limit SECONDS   all ends then; 560
 #   --checkpoints MB  how much of checkpoints goes there together, the smallest first; 15
 #   --from FILE       results.tar.gz that came back, and once more checkpoints.tar.gz: what is missing goes on from there
-#   PART              gpt2 gpt2_dropout attention_share training_throughput gpt2_context bert flash_decoding
+#   PART              gpt2 gpt2_dropout gpt2_350M attention_share training_throughput gpt2_context bert flash_decoding
 #                     long_range_arena path_x long_documents, run in the given order; long: the last three, each for
 #                     a share of what is left. These three go on where the call stopped whose file --from names
 #
 # EXTRA in the environment has more arguments for all, as --toy.
 # PART or PART@SECONDS, after which that part ends, with what it has. A cut-off loses the measurement that runs, no other.
 set -uo pipefail
+shopt -s extglob
 script=$(realpath "$0")
 usage() { sed -n '2,/^set/{/^#/p}' "$script" >&2 && exit 2; }
 cd "$(dirname "$0")/.." || exit
@@ -132,12 +133,13 @@ run() { # run FOLDER NAME SECONDS ARGUMENT...: into OUT/FOLDER
 }
 
 # What is compiled takes less time beside each other; the runs then find it on disk.
-compile_gpt2() { # compile_gpt2 STEPS RUN...
-  local steps=$1 of
+compile_gpt2() { # compile_gpt2 STEPS ARGUMENTS RUN...
+  local steps=$1 given of
   local waited=()
-  shift
+  read -ra given <<<"$2"
+  shift 2
   for of in "$@"; do
-    timeout 150 "$python" -m experiments run gpt2 --device cuda --data "$data" --out "$work/compile_$of" --steps "$steps" --runs "$of:2" "${extra[@]}" \
+    timeout 150 "$python" -m experiments run gpt2 --device cuda --data "$data" --out "$work/compile_$of" --steps "$steps" --runs "$of:2" "${given[@]}" "${extra[@]}" \
       >"$out/compile_$of.txt" 2>&1 &
     waited+=($!)
   done
@@ -151,11 +153,16 @@ for part in "${parts[@]}"; do
   arguments=()
   case $name in
     gpt2)
-      compile_gpt2 "${STEPS:-300}" sdpa_cudnn attn sdpa_flash
+      compile_gpt2 "${STEPS:-300}" '' sdpa_cudnn attn sdpa_flash
       arguments=(--steps "${STEPS:-300}" --runs "${RUNS:-attn,sdpa_cudnn,attn_again,repeat,sdpa_flash,eager:80}")
       ;;
     gpt2_dropout) # shorter: masks differ between libraries, so that means are compared
+      compile_gpt2 100 '--dropout 0.1' attn sdpa_flash sdpa_cudnn
       arguments=(--steps 100 --runs "attn,sdpa_flash,sdpa_cudnn" --dropout 0.1)
+      ;;
+    gpt2_350M) # speed and memory alone
+      compile_gpt2 40 '--size 350M --micro-batches 4' attn sdpa_cudnn sdpa_flash
+      arguments=(--size 350M --steps 40 --runs "attn,sdpa_cudnn,sdpa_flash,eager:8" --micro-batches 4)
       ;;
     long) # in the order of worth
       left=$((limit - SECONDS))
@@ -166,6 +173,6 @@ for part in "${parts[@]}"; do
       ;;
     *) ;;
   esac
-  run "$name" "${name%_dropout}" "$most" "${arguments[@]}"
+  run "$name" "${name%_@(dropout|350M)}" "$most" "${arguments[@]}"
 done
 say 'end'
