@@ -316,7 +316,8 @@ class _Problem:
         self.tokens.append(f"bias{shape}{'' if dtype == 'f32' else dtype}")
 
 
-# Options without tensors, by their keywords. A program uses few, each many times.
+# Options without tensors, by their keywords and the types of these. A program uses few, each many
+# times.
 _KNOWN: dict[tuple[Any, ...], _attn.Options] = {}
 _MOST_KNOWN = 4096
 _PLAIN = (bool, int, float, str, type(None))
@@ -336,7 +337,8 @@ def _has_integers(window: Any) -> bool:
 
 def make_options(**keywords: Unpack[Options]) -> _attn.Options:
     """The options of one call; attn.attention documents them."""
-    key = tuple(keywords.items())
+    # What is equal but of another type may be refused: 2.0 as threads, where 2 was taken.
+    key = (*keywords.items(), *map(type, keywords.values()))
     may_be_known = _has_integers(keywords.get("window"))
     try:
         known = _KNOWN.get(key) if may_be_known else None

@@ -168,6 +168,10 @@ nb::object options_of(nb::handle keywords) {
   static constinit KeptAttribute make("attn.options", "make_options");
   static constinit KeptAttribute known("attn.options", "_KNOWN");
   const nb::object items = nb::steal(PyDict_Items(keywords.ptr()));
+  Py_ssize_t at = 0;
+  for (PyObject* value = nullptr; PyDict_Next(keywords.ptr(), &at, nullptr, &value) != 0;) {
+    PyList_Append(items.ptr(), reinterpret_cast<PyObject*>(Py_TYPE(value)));
+  }
   const nb::object key = nb::steal(PyList_AsTuple(items.ptr()));
   if (has_integers(PyDict_GetItemString(keywords.ptr(), "window"))) {
     PyObject* const found = PyDict_GetItemWithError(known.get().ptr(), key.ptr());

@@ -197,3 +197,20 @@ def test_arithmetic_is_that_of_python(a, b):
     assert -captured(a) == -a
     assert type(-captured(a)) is type(captured(a))
     assert type(captured(9) >> 1 | 8) is Int
+
+
+@pytest.mark.parametrize(
+    ("taken", "refused"),
+    [
+        ({"threads": 2}, {"threads": 2.0}),
+        ({"max_seqlen_q": 8}, {"max_seqlen_q": 8.0}),
+        ({"window": (1, 0)}, {"window": (1.0, 0.0)}),
+    ],
+)
+def test_what_was_taken_takes_no_equal_of_another_type(taken, refused):
+    q = np.ones((1, 8, 2, 16), np.float32)
+    with pytest.raises(attn.InvalidArgument):
+        attn.attention(q, q, q, **refused)
+    attn.attention(q, q, q, **taken)
+    with pytest.raises(attn.InvalidArgument):
+        attn.attention(q, q, q, **refused)
