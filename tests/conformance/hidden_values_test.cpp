@@ -239,6 +239,8 @@ class HiddenValues : public ::testing::TestWithParam<const char*> {
     const Case c = parse_case(GetParam());
     const DType dtype = c.problem.dtype;
     const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
+    // A sanitizer looks at addresses: there each run is with one of the three values, in turn.
+    std::size_t first = 0;
     for (const float value :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
           -std::numeric_limits<float>::infinity()}) {
@@ -246,10 +248,11 @@ class HiddenValues : public ::testing::TestWithParam<const char*> {
       CaseData got(c, kSeed);
       const std::vector<Visible> visible = visible_elements(clean);
       const Spoilt spoilt = spoil(got, visible, keys, queries, value);
-      std::size_t turn = 0;
+      std::size_t turn = 0, at = first++;
       for (const InstructionSet isa : available_instruction_sets()) {
         for (const Algorithm algorithm : algorithms_for(dtype, Phase::forward)) {
           const Algorithms a{algorithm, backward[turn++ % backward.size()], isa};
+          if (quick() && at++ % 3 != 0) continue;
           run(clean, a);
           run(got, a);
           const Counts counts =

@@ -18,7 +18,10 @@ TEST_P(VisibilityOfKeys, OneAtATimeAtEveryDifferenceOfLengths) {
     const std::string text = visibility_case(visibility, difference, dtype);
     SCOPED_TRACE(text);
     CaseData data(parse_case(text), 1);
-    for (const InstructionSet isa : available_instruction_sets()) {
+    const std::vector<InstructionSet> sets = available_instruction_sets();
+    for (const InstructionSet isa : sets) {
+      // A sanitizer looks at addresses: there each difference of lengths is on one set, in turn.
+      if (quick() && isa != sets[static_cast<std::size_t>(difference) % sets.size()]) continue;
       const Context context{.isa = isa, .log = nullptr};
       for (const Algorithm algorithm : algorithms(Phase::forward)) {
         data.poison();

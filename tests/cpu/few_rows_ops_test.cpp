@@ -38,7 +38,16 @@ class Operand {
   std::byte* at(int lane, int step) {
     return at(lane * block_.lane_stride + step * block_.step_stride);
   }
-  double value(int lane, int step) { return core::load_element(at(lane, step), block_.dtype); }
+  // [lanes][depth]
+  std::vector<double> values() {
+    std::vector<double> all;
+    for (int lane = 0; lane < block_.lanes; ++lane) {
+      for (int step = 0; step < block_.depth; ++step) {
+        all.push_back(core::load_element(at(lane, step), block_.dtype));
+      }
+    }
+    return all;
+  }
 
  private:
   std::byte* at(std::ptrdiff_t element) {
@@ -77,11 +86,14 @@ TEST_P(FewRows, MultiplyAsDefined) {
           verbs.multiply(packed.data(), a_ld, rows, b.block(), false, c.data(), ld);
           const std::vector<float> once(c.data(), c.data() + c.size());
           verbs.multiply(packed.data(), a_ld, rows, b.block(), true, c.data(), ld);
+          const std::vector<double> all_a = a.values(), all_b = b.values();
           for (int i = 0; i < rows; ++i) {
             for (int j = 0; j < columns; ++j) {
+              const double* row_a = all_a.data() + std::ptrdiff_t{i} * depth;
+              const double* row_b = all_b.data() + std::ptrdiff_t{j} * depth;
               double sum = 0, magnitude = 0;
               for (int l = 0; l < depth; ++l) {
-                const double product = a.value(i, l) * b.value(j, l);
+                const double product = row_a[l] * row_b[l];
                 sum += product;
                 magnitude += std::fabs(product);
               }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <random>
 #include <string>
@@ -13,6 +14,9 @@
 #include "verify/matmul.hpp"
 
 namespace attn::matmul_checks {
+
+// ATTN_TEST_QUICK=1 leaves out what takes long under a sanitizer.
+inline bool quick() { return std::getenv("ATTN_TEST_QUICK") != nullptr; }
 
 inline std::string refusal(const std::function<void()>& call) {
   try {
