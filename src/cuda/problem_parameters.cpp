@@ -1,6 +1,7 @@
 #include "cuda/problem_parameters.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "core/philox.hpp"
@@ -34,6 +35,12 @@ device::Strides strides_of(const Tensor& t, Layout layout) {
 device::Strides lse_strides_of(const Tensor& t, Layout layout) {
   if (layout == Layout::packed) return {0, t.strides[1], t.strides[0]};
   return {t.strides[0], t.strides[2], t.strides[1]};
+}
+
+device::Strides key_list_strides_of(const Tensor& t, Layout layout_q) {
+  const bool packed = layout_q == Layout::packed;
+  const std::size_t heads = packed ? 0 : 1, rows = packed ? 1 : 2;
+  return {packed ? 0 : t.strides[0], t.strides[rows], t.shape[heads] == 1 ? 0 : t.strides[heads]};
 }
 
 void fill_problem_parameters(device::ProblemParams& to, const Problem& p) {

@@ -195,8 +195,7 @@ class Checker {
   void check(const Case& c, std::uint64_t seed, bool in_turn, bool print_line, Progress& progress) {
     const bool has_backward = verify::has_backward(c.problem);
     const auto wanted = [&](const Subject& s) {
-      const bool lists_on_gpu = c.problem.key_list > 0 && s.device.type == DeviceType::cuda;
-      if ((!has_backward || lists_on_gpu) && s.phase == Phase::backward) return false;
+      if (!has_backward && s.phase == Phase::backward) return false;
       if (!in_turn || s.backend != Backend::cpu) return true;
       const auto turn = seed + static_cast<std::uint64_t>(s.algorithm);
       return s.isa == sets_[turn % sets_.size()];

@@ -54,6 +54,7 @@ LaunchConfig element_launch(std::int64_t count) {
 
 std::vector<std::string> gradient_names(const Problem& p) {
   std::vector<std::string> names;
+  if (p.key_list > 0) return names;  // refused by check_buffer_gradients()
   for_each_buffer(p, [&](const expr::Buffer& buffer) { names.push_back(buffer.name()); });
   return names;
 }
@@ -95,6 +96,13 @@ core::Size buffer_blocks(const Problem& p, bool deterministic) {
 
 void check_buffer_gradients(const Problem& p, const Gradients& gradients) {
   if (gradients.buffers.empty()) return;
+  if (p.key_list > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("the gradient of the buffer '{}' is asked for and key_list is {}; "
+                            "accepted by backward over lists of keys on the cuda backend are dq, "
+                            "dk, dv and dsink (problem {})",
+                            gradients.buffers.front().first, p.key_list, core::echo(p)));
+  }
   for_each_buffer(p, [&](const expr::Buffer& buffer) {
     for (const auto& [name, tensor] : gradients.buffers) {
       if (name != buffer.name() || tensor.size() <= buffer.tensor().size()) continue;

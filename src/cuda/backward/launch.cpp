@@ -62,6 +62,11 @@ void fill_backward_tensors(device::BackwardParams& to, const Problem& p, const I
     to.dsink = static_cast<float*>(gradients.dsink.data);
     to.dsink_stride = gradients.dsink.strides[0];
   }
+  if (inputs.key_list.given()) {
+    to.key_lists = inputs.key_list.data;
+    to.key_list_strides = key_list_strides_of(inputs.key_list, p.layout_q);
+    to.list_length = static_cast<int>(p.key_list);
+  }
   to.row_terms = static_cast<device::RowTerms*>(workspace.data);
 }
 
@@ -133,6 +138,16 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
       config != nullptr && config->kernel->place) {
     config->kernel->place(parameters, p, *config,
                           static_cast<std::byte*>(context.workspace.data) + run->kernel_offset);
+  }
+  if (const BackwardConfig* config = run->main_config();
+      config != nullptr && config->kernel->takes_key_lists &&
+      (parameters.dk != nullptr || parameters.dv != nullptr)) {
+    const std::int64_t bytes = config->kernel->workspace(p, *config).value();
+    check(api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(context.workspace.data) +
+                                     static_cast<CUdeviceptr>(run->kernel_offset),
+                                 0, static_cast<std::size_t>(bytes) / sizeof(float),
+                                 static_cast<CUstream>(context.stream)),
+          "cuMemsetD32Async of sums of dK and dV");
   }
   core::CallMemory memory;
   std::pmr::vector<std::byte> expressions(run->expressions.size(), &memory.resource());

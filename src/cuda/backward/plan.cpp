@@ -27,7 +27,9 @@ Plan plan_backward(const Problem& problem, const PlanOptions& options) {
   const BackwardWish wish{arch, named, options.deterministic};
   const BackwardKernel& kernel = choose_backward_kernel(problem, {}, wish);
   const std::vector<BackwardConfig> launches = backward_launches(kernel, problem, {}, {}, wish);
-  const BackwardConfig& config = launches.back();
+  // Where one launch has all three gradients, another may store two of them.
+  const auto all = std::ranges::find(launches, device::Gradient::all, &BackwardConfig::gradient);
+  const BackwardConfig& config = all != launches.end() ? *all : launches.back();
   Plan plan;
   plan.problem = problem;
   plan.phase = Phase::backward;

@@ -59,6 +59,7 @@ ConfigText config_text(const BackwardConfig& c, std::optional<DType> stored = {}
   text.flag("kPackedK", f.packed_k);
   text.flag("kUsedQ", f.used_q);
   text.flag("kUsedK", f.used_k);
+  text.flag("kKeyList", f.key_list);
   text.number("kWide", static_cast<int>(f.wide));
   text.flag("kDropout", f.dropout);
   text.flag("kRngState", f.rng_state);
@@ -238,9 +239,9 @@ Source backward_far_rows_source(const Problem& problem, BackwardConfig config,
                   backward_precise_math(*config.kernel, config.features.dtype), kIncludes);
   source.text += print_expressions(problem.mask, score_expression(problem), printed);
   config.gradient = Gradient::dq;  // rows are of Q, whatever the launches
-  source.text += small_config(
-      std::move(config), kWideLengths,
-      {"Element", "kGradient", "kHeadDim", "kPackedQ", "kPackedK", "kUsedQ", "kUsedK", "kWide"});
+  source.text += small_config(std::move(config), kWideLengths | device::kWideKeyLists,
+                              {"Element", "kGradient", "kHeadDim", "kPackedQ", "kPackedK", "kUsedQ",
+                               "kUsedK", "kKeyList", "kWide"});
   source.text +=
       "#include \"kernels/backward_far_rows.cuh\"\n"
       "extern \"C\" __global__ void __launch_bounds__(128)\n"

@@ -273,6 +273,13 @@ struct BackwardParams : ProblemParams {
   // Order of tiles: those of `heads_at_once` (batch, K, V head) pairs are gone through together.
   int heads_at_once, num_tiles;
   int counter;  // as ForwardParams::counter
+
+  // As ForwardParams has them, and the sums of dK and dV over them (schedule/list_sums.cuh).
+  int list_length;
+  const void* key_lists;
+  Strides key_list_strides;
+  float* dk_sum;
+  float* dv_sum;
 };
 
 // The gradient of a buffer that the score reads, as float32 in the strides asked for: its sums, or

@@ -161,12 +161,9 @@ void fill_forward_tensors(device::ForwardParams& to, const Problem& p, const For
     to.page_table = inputs.page_table.data;
     to.page_table_stride = inputs.page_table.strides[0];
   }
-  if (const Tensor& lists = inputs.key_list; lists.given()) {
-    const bool packed = p.layout_q == Layout::packed;
-    const std::size_t heads = packed ? 0 : 1, rows = packed ? 1 : 2;
-    to.key_lists = lists.data;
-    to.key_list_strides = {packed ? 0 : lists.strides[0], lists.strides[rows],
-                           lists.shape[heads] == 1 ? 0 : lists.strides[heads]};
+  if (inputs.key_list.given()) {
+    to.key_lists = inputs.key_list.data;
+    to.key_list_strides = key_list_strides_of(inputs.key_list, p.layout_q);
   }
   if (config.features.paged) to.num_pages = static_cast<int>(inputs.k.shape[0]);
   if (config.splits) {

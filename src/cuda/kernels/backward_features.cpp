@@ -11,6 +11,7 @@ BackwardFeatures backward_features(const Problem& p, const BackwardTensors& tens
   f.head_dim_v = static_cast<int>(p.head_dim_v);
   f.packed_q = p.layout_q == Layout::packed;
   f.packed_k = p.layout_k == Layout::packed;
+  f.key_list = p.key_list > 0;
   f.wide = tensors.wide;
   f.used_q = tensors.seqused_q;
   f.used_k = tensors.seqused_k;

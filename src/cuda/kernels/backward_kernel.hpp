@@ -112,6 +112,9 @@ struct BackwardKernel {
   bool takes_parts = false;      // a name may go on with parts of a tile shape
   bool stays = false;            // one thread block a multiprocessor, which takes tile after tile
   bool tile_is_head = false;     // a thread block has a K, V head of a sequence
+  // A thread block of Gradient::all has block_n query heads of one query and K, V head, and adds
+  // to memory: the kernel's workspace is zeros before.
+  bool takes_key_lists = false;
   bool scalar = false;           // computes in float32, without tensor cores
   // Gives gradients of buffers. `beside`: the kernel of dQ, dK and dV whose name asks for this one
   // too; where another is named, this one does not run.

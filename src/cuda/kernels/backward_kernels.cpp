@@ -4,11 +4,14 @@
 #include "cuda/kernels/backward_flash_attention/kernel.hpp"
 #include "cuda/kernels/backward_kernel.hpp"
 #include "cuda/kernels/backward_launches.hpp"
+#include "cuda/kernels/backward_list_sums.hpp"
 #include "cuda/kernels/backward_one_pass/kernel.hpp"
 #include "cuda/kernels/backward_simt/kernel.hpp"
+#include "cuda/kernels/backward_simt_key_list/kernel.hpp"
 #include "cuda/kernels/backward_sm80/kernel.hpp"
 #include "cuda/kernels/backward_sm80_buffers/kernel.hpp"
 #include "cuda/kernels/backward_sm80_deterministic/kernel.hpp"
+#include "cuda/kernels/backward_sm80_key_list/kernel.hpp"
 #include "cuda/kernels/backward_sm90/kernel.hpp"
 #include "cuda/kernels/backward_sm90_buffers/kernel.hpp"
 #include "cuda/kernels/backward_standard/kernel.hpp"
@@ -20,6 +23,9 @@ std::span<const BackwardKernel> backward_kernels() noexcept {
       "one pass over S: dK and dV are summed in registers, dQ in memory in float32";
   static constexpr std::string_view kPassEach =
       "{} passes over S: each gradient is summed in registers, in a fixed order";
+  static constexpr std::string_view kLists =
+      "one pass over the lists of keys: dQ is summed in registers, dK and dV in memory in float32, "
+      "in no fixed order, so that their last bits may differ between calls";
   static constexpr std::array kKernels{
       // Hopper.
       BackwardKernel{.name = "backward_sm90",
@@ -47,6 +53,25 @@ std::span<const BackwardKernel> backward_kernels() noexcept {
                      .launches = backward_sm80_deterministic_launches,
                      .passes = kPassEach,
                      .reads_row_terms = true},
+      // Keys by list.
+      BackwardKernel{.name = "backward_sm80_key_list",
+                     .choose = choose_backward_sm80_key_list,
+                     .launches = list_launches,
+                     .passes = kLists,
+                     .workspace = list_sums_workspace,
+                     .place = place_list_sums,
+                     .reads_row_terms = true,
+                     .takes_parts = true,
+                     .takes_key_lists = true},
+      BackwardKernel{.name = "backward_simt_key_list",
+                     .choose = choose_backward_simt_key_list,
+                     .launches = list_launches,
+                     .passes = kLists,
+                     .workspace = list_sums_workspace,
+                     .place = place_list_sums,
+                     .reads_row_terms = true,
+                     .takes_key_lists = true,
+                     .scalar = true},
       // Gradients of the buffers that a score reads, on Hopper and by mma.sync.
       BackwardKernel{.name = "backward_sm90_buffers",
                      .choose = choose_backward_sm90_buffers,

@@ -43,6 +43,10 @@ int num_splits(const Problem& p, const BackwardConfig& config) {
 core::Size num_tiles(const Problem& p, const BackwardConfig& config) {
   if (config.buffers.own_elements) return element_tiles(p, config) * num_splits(p, config);
   if (config.kernel->tile_is_head) return core::Size(p.heads_k) * p.batch;
+  if (config.kernel->takes_key_lists && config.gradient == Gradient::all) {
+    return core::Size(p.batch) * p.seqlen_q * p.heads_k *
+           ceil_div(p.heads_q / p.heads_k, std::int64_t{config.tiling.block_n});
+  }
   const bool of_queries = config.gradient == Gradient::dq || config.gradient == Gradient::buffers ||
                           config.gradient == Gradient::ds;
   const std::int64_t rows = of_queries ? p.seqlen_q : p.seqlen_k;

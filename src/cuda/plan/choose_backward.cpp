@@ -48,8 +48,17 @@ std::string obstacle(const BackwardKernel& kernel, const Problem& p, const Backw
                      const BackwardWish& wish) {
   if (p.layout_k == Layout::paged) return "layout_k is paged; accepted are dense and packed";
   if (p.dtype == DType::f64) return "dtype is f64; accepted are f32, bf16 and f16";
-  if (p.key_list > 0) {
-    return fmt::format("key_list is {}; accepted by backward on a GPU is 0, no lists", p.key_list);
+  if (p.key_list > 0 && !kernel.takes_key_lists) {
+    return fmt::format("key_list is {}; accepted by {} is 0, no lists", p.key_list, kernel.name);
+  }
+  if (p.key_list == 0 && kernel.takes_key_lists) {
+    return fmt::format("key_list is 0; accepted by {} are lists of 1 entry and more", kernel.name);
+  }
+  if (p.key_list > 0 && wish.deterministic) {
+    return fmt::format(
+        "deterministic is true and key_list is {}; accepted beside lists of keys is "
+        "false, as dK and dV are added in no fixed order",
+        p.key_list);
   }
   const BackwardRequest request = request_of(kernel, p, tensors, Gradient::all, wish);
   BackwardChoice choice = kernel.choose(request);
@@ -89,6 +98,7 @@ const BackwardKernel& choose_backward_kernel(const Problem& p, const BackwardTen
     if (kernel.launches == nullptr) continue;
     if (named.kernel.empty() ? kernel.runs_by_name_only() : named.kernel != kernel.name) continue;
     if (!kernel.takes_parts && !named.shape.empty()) continue;
+    if (named.kernel.empty() && kernel.takes_key_lists != (p.key_list > 0)) continue;
     why = obstacle(kernel, p, tensors, wish);
     if (why.empty()) return kernel;
   }

@@ -3,7 +3,8 @@
 // (softmax/far_rows.cuh). Other rows are left out, so that where there are no such rows this takes
 // as long as reading LSE.
 //
-// Reads of C: Element, kGradient (any), kHeadDim, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide
+// Reads of C: Element, kGradient (any), kHeadDim, kPackedQ, kPackedK, kUsedQ, kUsedK, kWide,
+// kKeyList (keys by list)
 // Grid: a block of 128 threads for each 32 of the rows, batch * heads_q * seqlen_q.
 #pragma once
 
@@ -11,6 +12,7 @@
 #include "divide_up.cuh"
 #include "params.cuh"
 #include "schedule/gradient_tile.cuh"
+#include "schedule/listed_query.cuh"
 #include "softmax/far_rows.cuh"
 #include "tile/scalar.cuh"
 
@@ -61,13 +63,15 @@ struct BackwardFarRows {
     return lse != minus_infinity() && is_far_lse(lse);
   }
 
-  // q.k of 32 keys, or as many as there are, from `first` on: a key a lane.
-  ATTN_DEVICE float dot(const float (&q)[kColumns], const TensorRows& k, int first) const {
+  // q.k of 32 keys, or as many as there are, from `first` on: a key a lane. key: the lane's, or -1.
+  ATTN_DEVICE float dot(const float (&q)[kColumns], const TensorRows& k, int first, int key) const {
     float own = 0;
-    const int count = min(32, k.count - first);
+    const int count = C::kKeyList ? 32 : min(32, k.count - first);
 #pragma unroll 4
     for (int i = 0; i < count; ++i) {
-      const auto* const from = element<Element>(k.data, k.start + (first + i) * k.stride);
+      const int of = C::kKeyList ? __shfl_sync(~0u, key, i) : first + i;
+      if (C::kKeyList && of < 0) continue;
+      const auto* const from = element<Element>(k.data, k.start + of * k.stride);
       float sum = 0;
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
@@ -81,6 +85,10 @@ struct BackwardFarRows {
     return own;
   }
 
+  ATTN_DEVICE int key_at(const Row& r, int place) const {
+    if constexpr (!C::kKeyList) return place;
+    return listed_key<C>(p, r.tile.sequence, r.query, r.head / (p.heads_q / p.heads_k), place);
+  }
   // The sums of a row, the same in all lanes.
   ATTN_DEVICE Sums sums_of(const Row& r) const {
     const Sequence& s = r.tile.sequence;
@@ -95,10 +103,10 @@ struct BackwardFarRows {
     }
     Sums sums;
 #pragma unroll 1
-    for (int first = 0; first < s.length_k; first += 32) {
-      const float x = dot(q, k, first);
-      const int key = first + lane();
-      bool visible = key < s.length_k;
+    for (int first = 0; first < (C::kKeyList ? p.list_length : s.length_k); first += 32) {
+      const int key = key_at(r, first + lane());
+      const float x = dot(q, k, first, key);
+      bool visible = C::kKeyList ? key >= 0 : key < s.length_k;
       if constexpr (Expressions::kHasMask) {
         visible = visible && e.mask(r.query, key, s.batch, r.head, s.length_q, s.length_k);
       }
