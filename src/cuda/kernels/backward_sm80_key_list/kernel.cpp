@@ -43,7 +43,7 @@ std::int64_t shared_bytes(const BackwardFeatures& f, const Shape& s) {
 }
 
 bool set_part(Shape& shape, std::string_view part) {
-  if (const int w = number_after(part, "w"); w == 1 || w == 2 || w == 4 || w == 8) {
+  if (const int w = number_after(part, "w"); w == 2 || w == 4 || w == 8) {
     shape.warps = w;
   } else if (const int s = number_after(part, "s"); s == 1 || s == 2) {
     shape.stages = s;
@@ -67,7 +67,7 @@ BackwardChoice choose_backward_sm80_key_list(const BackwardRequest& request) {
   Shape shape = found != kShapes.end() ? *found : kShapes.back();
   if (!request.parts.empty()) {
     set_parts("backward_sm80_key_list", request.parts,
-              "w1, w2, w4 and w8 (warps, of 16 keys each), s1 and s2 (stages)",
+              "w2, w4 and w8 (warps, of 16 keys each), s1 and s2 (stages)",
               [&](std::string_view part) { return set_part(shape, part); });
     shape.reason = "named by the caller";
   }
