@@ -16,13 +16,14 @@ using verify::Status;
 constexpr std::uint64_t kSeed = 20261122;
 constexpr std::int64_t kQuickScores = 100'000;
 
-// backward_simt takes everything that has a backward pass but lists of keys;
+// backward_simt takes everything that has a backward pass but lists of keys, of which
+// backward_simt_key_list takes what asks for no gradient of a buffer;
 // backward_sm80_deterministic what tensor cores do, backward_sm80 that and wider heads where there
 // are queries and keys and the GPU's shared memory holds them, and backward_sm90, in order too,
 // where the GPU is one.
 void check_all(const Case& c, std::uint64_t seed) {
   const Problem& p = c.problem;
-  const bool taken = verify::has_backward(p) && p.key_list == 0;
+  const bool lists = p.key_list > 0, taken = verify::has_backward(p);
   verify::Conformance conformance(c, seed, taken);
   const bool without_tensor_cores =
       p.head_dim % 8 != 0 || p.head_dim_v % 8 != 0 || p.dtype == DType::f32;
@@ -32,7 +33,9 @@ void check_all(const Case& c, std::uint64_t seed) {
                                               {"backward_sm90", true},
                                               {"backward_sm80", false},
                                               {"backward_sm80_deterministic", false},
-                                              {"backward_simt", false}}) {
+                                              {"backward_simt", false},
+                                              {"backward_sm80_key_list", false},
+                                              {"backward_simt_key_list", false}}) {
     const Report report = conformance.check({.phase = Phase::backward,
                                              .device = kGpu,
                                              .kernel = kernel,
@@ -43,10 +46,13 @@ void check_all(const Case& c, std::uint64_t seed) {
     };
     // Where strides are not multiples of 16 bytes, tensor cores refuse too.
     const bool one_pass = kernel == "backward_sm90" || kernel == "backward_sm80";
+    const bool simt = kernel.starts_with("backward_simt"), of_lists = kernel.ends_with("key_list");
     const bool refuses =
-        !taken || (kernel != "backward_simt" && (without_tensor_cores || says("16 bytes"))) ||
-        (kernel != "backward_simt" && kernel != "backward_sm80" && wide) ||
-        (one_pass && (none || says("the architecture is") || says("shared memory hold")));
+        !taken || lists != of_lists || says("gradient of the buffer") ||
+        (!simt && (without_tensor_cores || says("16 bytes"))) ||
+        (!simt && !of_lists && kernel != "backward_sm80" && wide) ||
+        (one_pass && (none || says("the architecture is") || says("shared memory hold"))) ||
+        (of_lists && says("of shared memory"));
     EXPECT_EQ(report.status, refuses ? Status::unsupported : Status::passed) << to_string(report);
   }
 }

@@ -105,6 +105,9 @@ INSTANTIATE_TEST_SUITE_P(
         FloatSumsCase{"backward_sm80", "b3_n100_h2_d64_f16/padded"},
         FloatSumsCase{"backward_sm80_deterministic", "b3_n100_h2_d64_f16/padded"},
         FloatSumsCase{"backward_simt", "b3_n40_hq4_hk2_d16_packed_alibi_sink_f16/strided_dlse"},
+        // Two entries: the order in which these are added changes no bit.
+        FloatSumsCase{"backward_sm80_key_list",
+                      "b3_sq1_sk40_hq4_hk2_d40_dv72_packed_list2_f16/cuq0,1,2,3_cuk0,40,49,80"},
         FloatSumsCase{"backward_flash_attention", "b1_n90_h2_d20_causal_bias_f16"}));
 
 }  // namespace

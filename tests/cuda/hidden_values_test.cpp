@@ -254,6 +254,12 @@ INSTANTIATE_TEST_SUITE_P(
                                          "score))_buffer(t:f32:70x200)_bf16"),
                        ::testing::Values("backward_sm90")),
     kName);
+INSTANTIATE_TEST_SUITE_P(
+    CudaLists, CudaHiddenByScoreBackward,
+    ::testing::Combine(::testing::Values("b1_sq70_sk20_h1_d64_score(select(t[query,key]<-1.5,-inf,"
+                                         "score))_buffer(t:f32:70x20)_list90_bf16"),
+                       ::testing::Values("backward_sm80_key_list", "backward_simt_key_list")),
+    kName);
 // dQ is computed in several rounds.
 INSTANTIATE_TEST_SUITE_P(
     CudaWide, CudaHiddenByScoreBackward,
