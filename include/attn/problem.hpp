@@ -122,7 +122,7 @@ struct Problem {
   // that are keys of the sequence, 0 to its length - 1, and for which the mask is true; mask and
   // score get the key's own index. Other entries, as -1, stand for nothing. A key that stands in a
   // list twice counts twice, as two equal keys would. Without dropout and seqlen_prefix; backward
-  // on a CPU, in f32, bf16 and f16, with K and V that are not paged.
+  // not in f64 nor paged, on a GPU without gradients of buffers and PlanOptions::deterministic.
   std::int64_t key_list = 0;
 
   // 1 / sqrt(head_dim) when not given; finite and, but for f64, at most 2^127 in magnitude.

@@ -1,5 +1,5 @@
 // dQ, dK and dV over lists of keys (Problem::key_list) without tensor cores: for float32 and for
-// any head_dim up to 512, any strides, any alignment. FlashAttention-2, algorithm 2, all in
+// any head_dim up to 576, any strides, any alignment. FlashAttention-2, algorithm 2, all in
 // float32, with a row of Q outside and the keys of its list inside.
 //
 // A block of threads has one row of Q, and a warp one key at a time, whose columns its lanes share.
@@ -9,7 +9,7 @@
 // Reads of C:
 //   Element                Float32, BFloat16 or Float16
 //   Stored                 of dK and dV: Element or Float32
-//   kHeadDim, kHeadDimV    1 to 512
+//   kHeadDim, kHeadDimV    1 to 576
 //   kGradient              Gradient::all; dk_dv, which stores the sums
 //   kBlockM                keys of a block of threads of dk_dv
 //   kBlockN                1

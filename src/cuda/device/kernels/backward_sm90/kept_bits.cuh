@@ -1,7 +1,8 @@
 // What dropout keeps of the scores of a step of the Hopper backward kernel, a bit for each. Where
 // dV and dK have a warpgroup each, these draw half of it each, a step ahead, while they would wait
 // for P and dS, so that Philox is not in the chain of the score warpgroup, which finds the bits in
-// shared memory. Elsewhere the score warpgroups draw.
+// shared memory. They wait only for step n + 1 to be made and for the bits of step n to be taken,
+// neither of which needs their products of step n: no deadlock. Elsewhere the score warpgroups draw.
 #pragma once
 
 #include "device.cuh"
