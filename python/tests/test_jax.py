@@ -421,3 +421,25 @@ def test_a_gradient_beside_a_shared_prefix_is_refused(name):
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="seqlen_prefix is 70"):
         jax.grad(loss)(given[name])
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_gradients_do_not_depend_on_those_that_were_asked_for_before(is_loop):
+    """JAX keeps a forward pass traced for all of q, k, v, and one tree of residuals: the last."""
+    arrays = [jnp.asarray(x) for x in qkv(1, 7, 2, 8 + 8 * is_loop)]
+
+    def once_more(q, k, v):
+        if is_loop:
+            return jax.lax.fori_loop(0, 2, lambda i, x: attn.jax.attention(x, k, v), q).sum()
+        return 3.0 * attn.jax.attention(q, k, v).sum()
+
+    def by_jax(q, k, v):
+        for _ in range(2 if is_loop else 1):
+            q = jax.nn.dot_product_attention(q, k, v)
+        return (1.0 if is_loop else 3.0) * q.sum()
+
+    jax.grad(lambda *a: attn.jax.attention(*a).sum(), argnums=(0, 1, 2))(*arrays)
+    jax.grad(lambda q: attn.jax.attention(q, *arrays[1:]).sum())(arrays[0])
+    found = jax.grad(once_more, argnums=(0, 1, 2))(*arrays)
+    for one, want in zip(found, jax.grad(by_jax, argnums=(0, 1, 2))(*arrays), strict=True):
+        np.testing.assert_allclose(one, want, atol=2e-5)

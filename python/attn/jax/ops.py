@@ -6,7 +6,7 @@ foreign function. Each layer is JAX's own; this file says what they need to know
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -250,9 +250,17 @@ def _passed(one: _Pass, *operands: Any) -> tuple[Any, ...]:
     return tuple(inner(*operands))
 
 
-@jax.tree_util.register_static
-class _Wanted(tuple[bool, ...]):
-    """Which of q, k, v and the arrays need a gradient."""
+def _shape_of(wanted: Sequence[bool]) -> Any:
+    """An array without elements whose shape says which of q, k, v and the arrays need a gradient.
+
+    The backward pass is traced for the residuals of a forward pass that may have been traced long
+    ago: their shapes are of that one, but JAX keeps one tree for all, the last one's.
+    """
+    return jnp.zeros((*map(int, wanted), 0), jnp.int8)
+
+
+def _wanted(shape: Sequence[int]) -> tuple[bool, ...]:
+    return tuple(map(bool, shape[:-1]))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -265,12 +273,13 @@ def _forward(call: Call, q: Any, k: Any, v: Any, arrays: tuple[Any, ...]) -> Any
     q, k, v, *values = (x.value for x in given)
     results: Any = _differentiable(call, q, k, v, tuple(values))
     out, lse = results[:2]
-    wanted = _Wanted(x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given)
-    return results, (wanted, q, k, v, tuple(values), out, lse)
+    wanted = [x.perturbed and jnp.issubdtype(x.value.dtype, jnp.floating) for x in given]
+    return results, (_shape_of(wanted), q, k, v, tuple(values), out, lse)
 
 
 def _backward_pass(call: Call, kept: Any, cotangents: Any) -> Any:
-    wanted, q, k, v, arrays, out, lse = kept
+    shape, q, k, v, arrays, out, lse = kept
+    wanted = _wanted(shape.shape)
     d_out, d_lse = cotangents[:2]  # attention() lets none through to max_logit
     if isinstance(d_out, SymbolicZero):
         d_out = jnp.zeros_like(out)
