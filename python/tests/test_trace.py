@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import math
 import pickle
 import threading
 from functools import partial
@@ -150,6 +151,11 @@ def test_indices_one_at_a_time_and_from_the_end():
         (lambda s: s.key.frobnicate(), "method frobnicate"),
         (lambda s: range(s.key), "has no value as a Python number"),
         (lambda s: [1, 2, 3][s.key], "has no value as a Python number"),
+        (lambda s: round(s.key / 2), "has no value as a Python number"),
+        (lambda s: math.trunc(s.key / 2), "has no value as a Python number"),
+        (lambda s: math.floor(s.key / 2), "has no value as a Python number"),
+        (lambda s: f"{s.key:3d}", "has no value as a Python number"),
+        (lambda s: pow(s.key, 2, 3), "pow(x, y) % z"),
         (lambda s: s.key + "x", "an operand of type str"),
         (lambda s: s.key < 2**31, "2147483648 does not fit int32"),
         (lambda s: (s.score // 2) > 1, "// of Expr('score / 2'), which depends on the score"),
@@ -370,4 +376,13 @@ def test_copies_read_copies_of_arrays():
         array[:] = 0
     np.testing.assert_array_equal(
         attn.attention(q, q, q, score=attn.symbols.score + read + other), wanted
+    )
+
+
+def test_divmod_is_quotient_and_remainder():
+    quotient, rest = trace(lambda s: divmod(s.key, 3)[0]), trace(lambda s: divmod(s.key, 3)[1])
+    assert finish(quotient) == finish(trace(lambda s: s.key // 3))
+    assert finish(rest) == finish(trace(lambda s: s.key % 3))
+    assert finish(trace(lambda s: divmod(7, s.key + 1)[1])) == finish(
+        trace(lambda s: 7 % (s.key + 1))
     )

@@ -72,6 +72,10 @@ class Expr:
 
     __matmul__ = __rmatmul__ = _matrix
     __int__ = __float__ = __index__ = __len__ = __iter__ = __array__ = item = tolist = _number
+    __round__ = __trunc__ = __floor__ = __ceil__ = _number
+
+    def __format__(self, spec: str) -> str:
+        return self._number() if spec else repr(self)
 
     def __add__(self, other: Any) -> Expr:
         return arithmetic("+", _SUM, self, other)
@@ -112,6 +116,12 @@ class Expr:
     def __rmod__(self, other: Any) -> Expr:
         result: Expr = FUNCTIONS["remainder"](other, self)
         return result
+
+    def __divmod__(self, other: Any) -> tuple[Expr, Expr]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Expr, Expr]:
+        return other // self, other % self
 
     def __lt__(self, other: Any) -> Expr:
         return compare("<", _ORDER, self, other)
@@ -161,7 +171,9 @@ class Expr:
     def __rrshift__(self, other: Any) -> Expr:
         return shift(">>", other, self)
 
-    def __pow__(self, exponent: Any) -> Expr:
+    def __pow__(self, exponent: Any, modulo: Any = None) -> Expr:
+        if modulo is not None:
+            refuse(f"pow of {self!r} with a third argument: accepts pow(x, y) % z")
         result: Expr = FUNCTIONS["pow"](self, exponent)
         return result
 
