@@ -10,8 +10,8 @@ namespace attn::cuda {
 device::Strides strides_of(const Tensor& tensor, Layout layout);
 // Strides of a tensor laid out as LSE: [batch, heads, rows], packed [heads, rows].
 device::Strides lse_strides_of(const Tensor& tensor, Layout layout);
-// Strides of lists of keys: batch, row and head of Strides, of which head is 0 where one list serves
-// all heads.
+// Strides of lists of keys: batch, row and head of Strides, of which head is 0 where one list
+// serves all heads.
 device::Strides key_list_strides_of(const Tensor& tensor, Layout layout_q);
 
 // The members about dropout. rng_state: where the problem says that it is a tensor.

@@ -29,7 +29,7 @@ struct BackwardFeatures {
   int head_dim = 0, head_dim_v = 0;
   bool packed_q = false, packed_k = false, used_q = false, used_k = false;
   bool key_list = false;  // keys by list
-  unsigned wide = 0;  // bits of device::WideTensor
+  unsigned wide = 0;      // bits of device::WideTensor
   bool dropout = false;
   bool rng_state = false;    // seed and offset of dropout are read by the kernel
   bool score_hides = false;  // a score may be -inf

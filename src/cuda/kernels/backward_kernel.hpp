@@ -115,7 +115,7 @@ struct BackwardKernel {
   // A thread block of Gradient::all has block_n query heads of one query and K, V head, and adds
   // to memory: the kernel's workspace is zeros before.
   bool takes_key_lists = false;
-  bool scalar = false;           // computes in float32, without tensor cores
+  bool scalar = false;  // computes in float32, without tensor cores
   // Gives gradients of buffers. `beside`: the kernel of dQ, dK and dV whose name asks for this one
   // too; where another is named, this one does not run.
   bool gives_buffers = false;

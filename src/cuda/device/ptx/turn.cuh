@@ -2,8 +2,8 @@
 //
 // A turn is passed on by a release and taken by an acquire. cp.async.bulk.wait_group is not enough:
 // others see what the copy engine added only after a release that follows it. The whole chain of a
-// turn: additions -> wait_group -> a barrier of the block of threads -> st.release.gpu of the word ->
-// ld.acquire by the next block -> a barrier of it -> fence.proxy.async.global -> its additions.
+// turn: additions -> wait_group -> a barrier of the block of threads -> st.release.gpu of the word
+// -> ld.acquire by the next block -> a barrier of it -> fence.proxy.async.global -> its additions.
 #pragma once
 
 #include "device.cuh"

@@ -2,7 +2,8 @@
 // dV and dK have a warpgroup each, these draw half of it each, a step ahead, while they would wait
 // for P and dS, so that Philox is not in the chain of the score warpgroup, which finds the bits in
 // shared memory. They wait only for step n + 1 to be made and for the bits of step n to be taken,
-// neither of which needs their products of step n: no deadlock. Elsewhere the score warpgroups draw.
+// neither of which needs their products of step n: no deadlock. Elsewhere the score warpgroups
+// draw.
 #pragma once
 
 #include "device.cuh"

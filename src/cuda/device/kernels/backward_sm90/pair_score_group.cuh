@@ -8,8 +8,8 @@
 //   products    [S1][dQ0   ]      [dP1  ]        [S2][dQ1   ]
 //   this group       [P1          ][stage dQ0][dS1, sent]  [P2
 //
-// No deadlock: dS(n) needs the other's dQ(n - 1), and dQ(n) the other's dS(n). Neither leaves before
-// both are at the end, since an arrival must not reach shared memory that is gone.
+// No deadlock: dS(n) needs the other's dQ(n - 1), and dQ(n) the other's dS(n). Neither leaves
+// before both are at the end, since an arrival must not reach shared memory that is gone.
 #pragma once
 
 #include "device.cuh"
