@@ -443,3 +443,15 @@ def test_gradients_do_not_depend_on_those_that_were_asked_for_before(is_loop):
     found = jax.grad(once_more, argnums=(0, 1, 2))(*arrays)
     for one, want in zip(found, jax.grad(by_jax, argnums=(0, 1, 2))(*arrays), strict=True):
         np.testing.assert_allclose(one, want, atol=2e-5)
+
+
+def test_arrays_in_lists_and_dicts():
+    """Which JAX would index itself, and give its own error."""
+    q = jnp.asarray(np.random.default_rng(3).standard_normal((1, 4, 1, 8)), jnp.float32)
+    a = jnp.asarray([0.5, -1.0, 2.0, 0.0], jnp.float32)
+    tables, named = [a], {"a": a}
+    want = attn.jax.attention(q, q, q, score=lambda s: s.score + a[s.key])
+    for score in (lambda s: s.score + tables[0][s.key], lambda s: s.score + named["a"][s.key]):
+        assert np.array_equal(attn.jax.attention(q, q, q, score=score), want)
+        grad = jax.grad(lambda a, f=score: attn.jax.attention(q * a, q, q, score=f).sum())(1.0)
+        assert np.isfinite(grad)

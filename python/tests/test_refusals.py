@@ -6,6 +6,7 @@ import pytest
 import attn
 
 X = np.ones((1, 8, 2, 16), np.float32)
+CU_SEQLENS = np.array([0, 2, 4, 6, 8], np.int32)
 
 SEQUENCES = np.array([0, 2, 4, 8], np.int32)
 
@@ -215,6 +216,17 @@ def test_a_window_of_floats_is_refused_after_one_of_equal_integers():
     attn.attention(X, X, X, window=(1, 0))
     with pytest.raises(attn.InvalidArgument, match=r"window is \(1.0, 0.0\)"):
         attn.attention(X, X, X, window=(1.0, 0.0))
+
+
+@pytest.mark.parametrize("name", ["threads", "max_seqlen_q"])
+@pytest.mark.parametrize("size", [2.0, np.float32(2)])
+def test_a_float_is_refused_after_an_equal_integer(name, size):
+    lengths = {"cu_seqlens_q": CU_SEQLENS, "cu_seqlens_k": CU_SEQLENS} if name != "threads" else {}
+    x = X[0] if lengths else X
+    for _ in range(2):
+        attn.attention(x, x, x, **lengths, **{name: 2})
+        with pytest.raises(attn.InvalidArgument, match=f"{name} is .*2.0.*; accepted is an integer"):
+            attn.attention(x, x, x, **lengths, **{name: size})
 
 
 def test_unknown_keyword():

@@ -136,6 +136,21 @@ def test_indices_one_at_a_time_and_from_the_end():
     assert text_of(attn.buffer(np.full((), 3.0))) == "_t0"  # a scalar
 
 
+def test_arrays_in_lists_and_dicts():
+    name, tables = "first", {"first": [TABLE]}
+    seen = []
+
+    def of_closure(s):
+        seen.append(len(tables))  # a list without arrays is the function's own
+        return tables[name][0][1, s.key] > 0
+
+    assert text_of(trace(lambda s: TABLES[0][0, s.key] > 0)) == "_t0[0, key] > 0"
+    assert text_of(trace(of_closure)) == "_t0[1, key] > 0"
+    assert seen == [1]
+    tables["first"] = [np.zeros((2, 4), np.float32)]  # found at the next call
+    assert trace(of_closure).buffers.popitem()[1].shape == (2, 4)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -173,7 +188,6 @@ def test_indices_one_at_a_time_and_from_the_end():
         (lambda s: TABLE[s.key].T > 0, "T of an array, int32 of shape (3,), that is read"),
         (lambda s: TABLE.astype(np.float32)[0, s.key] > 0, "astype of an array, int32 of shape"),
         (lambda s: s.key < np.exp(TABLE), "an array of rank 2 is used as a value"),
-        (lambda s: TABLES[0][0, s.key] > 0, "is indexed by it as attn.buffer(array)"),
         (partial(lambda s, t: t[0, s.key] > 0, t=TABLE), "is indexed by it as attn.buffer(array)"),
     ],
 )

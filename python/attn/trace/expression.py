@@ -64,7 +64,7 @@ class Expr:
     def _number(self, *_: Any) -> NoReturn:
         refuse(
             f"{self!r} has no value as a Python number: it differs from element to element; an "
-            "array within a list or functools.partial is indexed by it as attn.buffer(array)"
+            "array within an object or functools.partial is indexed by it as attn.buffer(array)"
         )
 
     def _matrix(self, _: Any) -> NoReturn:
