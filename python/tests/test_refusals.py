@@ -225,7 +225,9 @@ def test_a_float_is_refused_after_an_equal_integer(name, size):
     x = X[0] if lengths else X
     for _ in range(2):
         attn.attention(x, x, x, **lengths, **{name: 2})
-        with pytest.raises(attn.InvalidArgument, match=f"{name} is .*2.0.*; accepted is an integer"):
+        with pytest.raises(
+            attn.InvalidArgument, match=f"{name} is .*2.0.*; accepted is an integer"
+        ):
             attn.attention(x, x, x, **lengths, **{name: size})
 
 

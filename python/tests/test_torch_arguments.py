@@ -217,3 +217,16 @@ def test_autocast_casts_a_prefix_too(compiled):
     found = call(*given)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("call", [attn.attention, attn.torch.attention])
+@pytest.mark.parametrize("size", [2.0, np.float32(2)])
+def test_a_float_is_refused_after_an_equal_integer(call, size):
+    """C++ reads the options that are known of an equal call."""
+    x = torch.ones(1, 4, 1, 8)
+    for _ in range(2):
+        call(x, x, x, threads=2)
+        with pytest.raises(
+            attn.InvalidArgument, match="threads is .*2.0.*; accepted is an integer"
+        ):
+            call(x, x, x, threads=size)
