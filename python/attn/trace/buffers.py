@@ -11,6 +11,7 @@ from .kinds import INT, TYPE_NAMES
 from .refusal import refuse
 
 MAX_RANK = 4
+MAX_DEPTH = 8  # of lists and dicts within each other
 
 
 class Buffer:
@@ -124,6 +125,24 @@ def buffer(array: Any) -> Any:
     if isinstance(array, (Buffer, Expr)):  # made of what a traced function captured
         return array
     return Buffer(array) if len(array.shape) else lift(array)
+
+
+def with_buffers(value: Any, depth: int = 0) -> Any:
+    """A Buffer in place of an array of NumPy or JAX, and a copy of a list or dict that holds some.
+
+    Everything else is returned as it is: what a function writes to a list of numbers stays there.
+    """
+    kind = type(value)
+    if kind is list or kind is dict:
+        if depth > MAX_DEPTH:
+            return value
+        pairs = [*(enumerate(value) if kind is list else value.items())]
+        new = [(place, with_buffers(v, depth + 1)) for place, v in pairs]
+        if all(a[1] is b[1] for a, b in zip(pairs, new, strict=True)):
+            return value
+        return dict(new) if kind is dict else [v for _, v in new]
+    is_array = hasattr(value, "__dlpack__") and hasattr(value, "shape")
+    return buffer(value) if is_array and not hasattr(value, "__torch_function__") else value
 
 
 def load(array: Any, index: Any, key: int | None = None) -> Any:

@@ -23,7 +23,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import activations as _activations  # noqa: F401, fills the table of functions
-from .buffers import buffer
+from .buffers import buffer, with_buffers
 from .captured import OfCode, captured, is_numpy_number, with_literals
 from .expression import (
     Expr,
@@ -158,7 +158,7 @@ class _Captured:
             self.depth -= 1
         elif kind is list or kind is dict:
             self.stable = False  # its elements may be others in a later call
-            self.replaced |= _with_buffers(v) is not v
+            self.replaced |= with_buffers(v) is not v
         elif hasattr(v, "__dlpack__") and hasattr(v, "shape"):
             self.arrays.append(v)
             is_tensor = hasattr(v, "__torch_function__")
@@ -252,24 +252,6 @@ def _find_global_names(code: CodeType) -> tuple[str, ...]:
 _global_names = OfCode(_find_global_names)
 
 
-def _with_buffers(value: Any, depth: int = 0) -> Any:
-    """A Buffer in place of an array of NumPy or JAX, and a copy of a list or dict that holds some.
-
-    Everything else is returned as it is: what a function writes to a list of numbers stays there.
-    """
-    kind = type(value)
-    if kind is list or kind is dict:
-        if depth > _DEPTH:
-            return value
-        pairs = [*(enumerate(value) if kind is list else value.items())]
-        new = [(place, _with_buffers(v, depth + 1)) for place, v in pairs]
-        if all(a[1] is b[1] for a, b in zip(pairs, new, strict=True)):
-            return value
-        return dict(new) if kind is dict else [v for _, v in new]
-    is_array = hasattr(value, "__dlpack__") and hasattr(value, "shape")
-    return buffer(value) if is_array and not hasattr(value, "__torch_function__") else value
-
-
 def _replaced(value: Any, depth: int = 0) -> Any:
     """The value with captured numbers as such, and a Buffer in place of each NumPy or JAX array,
     also those that functions capture: indexing one of these by a symbol would fail inside of the
@@ -281,7 +263,7 @@ def _replaced(value: Any, depth: int = 0) -> Any:
     if kind is tuple:
         return tuple([_replaced(v, depth + 1) for v in value])
     if kind is list or kind is dict:
-        return _with_buffers(value, depth)
+        return with_buffers(value)
     if kind is not FunctionType:
         if hasattr(value, "__dlpack__"):
             return value if hasattr(value, "__torch_function__") else buffer(value)
