@@ -316,8 +316,7 @@ class _Problem:
         self.tokens.append(f"bias{shape}{'' if dtype == 'f32' else dtype}")
 
 
-# Options without tensors, by their keywords and the types of these. A program uses few, each many
-# times.
+# Options without tensors, by their keywords and the types of these. A program uses few.
 _KNOWN: dict[tuple[Any, ...], _attn.Options] = {}
 _MOST_KNOWN = 4096
 _PLAIN = (bool, int, float, str, type(None))

@@ -400,3 +400,11 @@ def test_divmod_is_quotient_and_remainder():
     assert finish(trace(lambda s: divmod(7, s.key + 1)[1])) == finish(
         trace(lambda s: 7 % (s.key + 1))
     )
+
+
+@pytest.mark.parametrize("mask", [lambda s: s.key in {1, 3}, lambda s: {1: s.key >= 0}[s.key]])
+def test_sets_and_keys_of_dicts_are_refused(mask):
+    """They compare hashes first, so that no key was ever found."""
+    q = np.ones((1, 4, 1, 8), np.float32)
+    with pytest.raises(attn.Error, match="in a set or as a key.*test_trace.py"):
+        attn.attention(q, q, q, mask=mask)

@@ -46,7 +46,11 @@ class Expr:
         self.buffers = buffers
         self.finished: tuple[Any, ...] | None = None  # what `finish` gave, for attn.trace
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return refuse(
+            f"{self!r} is to be found in a set or as a key of a dict, which compare no elements: "
+            "use == for each, joined by |"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy reads copies of the arrays, whose ids are others."""
