@@ -42,7 +42,7 @@ std::vector<SourceLine> all_lines() {
                                   {algorithm, "maximum", kFlash, "step.softmax(t, block);"},
                                   {algorithm, "rescale", kFlash, "step.softmax(t, block);"},
                                   {algorithm, "add", kFlash, "t.o[piece], shared + Layout::kPAt"},
-                                  {algorithm, "store", kFlash, "store_rows(step, t, before);"},
+                                  {algorithm, "store", kFlash, "store_rows(step, t, before, "},
                               });
   }
   lines.push_back({"block_sparse", "skip", kFlash, "if (seen == 0 && !first && !last) return;"});
