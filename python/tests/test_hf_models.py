@@ -66,6 +66,8 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_models_that_need_more_are_refused(kind):
     """Keys appended after the mask was made, and a sink for every query."""
+    if kind not in toy_models.kinds():
+        pytest.skip(f"this transformers has no {kind}")
     model = toy(kind, "attn")
     with pytest.raises(attn.Error, match=REFUSED[kind]):
         model(**toy_models.inputs_of(model, model.config, padded=False))

@@ -37,6 +37,8 @@ def test_what_calls_attention_and_what_is_left_out():
 
 
 def test_special_models_are_of_types_that_there_are():
+    if f"transformers {transformers.__version__}," not in PAGE:
+        pytest.skip("the names are those of another transformers")
     named_here = {*toy_special.CONFIGURATIONS, *toy_special.CLASSES, *toy_special.INPUTS}
     assert named_here <= set(toy_models.kinds())
 

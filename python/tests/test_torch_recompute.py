@@ -27,6 +27,10 @@ pytestmark = [
 ]
 
 
+# PyTorch 2.11 draws for two calls in another order than eager does; 2.15 does not.
+DRAWS_AS_EAGER = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+
+
 def heads_first(q, k, v):
     rows = (t.transpose(1, 2) for t in (q, k, v))
     return attn.torch.scaled_dot_product_attention(*rows, dropout_p=0.5).transpose(1, 2)
@@ -48,7 +52,12 @@ def results(function, tensors):
 def check(function, compiled, device="cpu"):
     """Returns how often attn computed its forward pass in compiled code."""
     tensors = [leaf(2, 32, 2, 8, device=device) for _ in range(3)]
-    wanted = results(function, tensors)
+    if DRAWS_AS_EAGER:
+        wanted = results(function, tensors)
+    else:
+        with config.patch(activation_memory_budget=1):  # nothing is computed again
+            wanted = results(torch.compile(function, backend="aot_eager"), tensors)
+        torch._dynamo.reset()
     with mock.patch.object(torch_ops._attn, "forward", wraps=torch_ops._attn.forward) as forward:
         found = results(compiled, tensors)
     for x, y in zip(found, wanted, strict=True):

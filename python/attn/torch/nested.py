@@ -61,7 +61,8 @@ def attention(
     out = _nested(out, q)
     out = out.transpose(1, 2) if heads_first else out
     if options.get("return_lse"):
-        others[0] = _nested(others[0].transpose(0, 1), q).transpose(1, 2)
+        lse, *others = others
+        others = [_nested(lse.transpose(0, 1), q).transpose(1, 2), *others]
     return (out, *others) if others else out
 
 
