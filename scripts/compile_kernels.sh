@@ -34,6 +34,7 @@ export attn cache
 backward='@tests/cuda/kernels_backward.txt --phase backward'
 sm90='@tests/cuda/kernels_backward_sm90.txt --phase backward --kernel backward_sm90 --arch sm_90a'
 papers='b1_n1024_h8_d64_f32 b1_n1024_h8_d128_causal_dropout0.1_bf16 --phase backward --arch sm_80'
+lists='b1_n4096_hq32_hk4_d128_causal_list2048_bf16 b1_n4096_hq16_hk1_d576_dv512_list2048_bf16 --phase backward'
 ranks='b1_n1024_h4_d64_causal_bf16 b1_n1024_h4_d128_causal_bf16 b1_n1024_h4_d256_causal_bf16 --phase backward --float-sums'
 # shellcheck disable=SC2016  # bash -c expands it
 xargs --null --max-args 1 --max-procs "$(nproc)" bash -c 'compile "$1"' compile < <(
@@ -41,6 +42,6 @@ xargs --null --max-args 1 --max-procs "$(nproc)" bash -c 'compile "$1"' compile 
     "@$cache/half1.txt --arch sm_100" "@$cache/half2.txt --arch sm_120" \
     "$backward --arch sm_90a" "$backward --arch sm_80" "$backward --arch sm_120" \
     "$backward --deterministic --arch sm_80" "$backward --deterministic --arch sm_120" \
-    "$sm90" "$sm90 --deterministic" "$ranks --arch sm_90a,sm_80" \
+    "$sm90" "$sm90 --deterministic" "$ranks --arch sm_90a,sm_80" "$lists --arch sm_90a,sm_80" \
     "$papers --kernel backward_flash_attention" "$papers --kernel backward_standard"
 )

@@ -64,7 +64,8 @@ struct PlanOptions {
   // reference backends, keep the promise unasked, so it costs nothing there. cuda, backward:
   // without it, the kernels with tensor cores may add dQ to memory in the order in which tiles of
   // keys get there, so that its last bits (not of dK, dV, dsink) may differ between two calls. With
-  // it tiles take turns on Hopper, and on other GPUs another kernel runs. The gradient of a
+  // it tiles take turns on Hopper, and on other GPUs another kernel runs. With lists of keys it is
+  // dK and dV that differ, not dQ, and this is refused. The gradient of a
   // buffer whose elements are each of one query and one key, as those of a bias, keeps the promise
   // unasked; of others, as slopes, sums of threads are added exactly with this, in 56 bytes of
   // workspace an element, not 8. Plan::reasons says what it costs.

@@ -146,9 +146,10 @@ void forward(const P& plan, const Inputs& inputs, const Outputs& outputs,
 // FlashAttention-2's algorithm 2) and regenerates the dropout mask. The gradient of LSE enters as
 // D = rowsum(dO * O) - dLSE, since dLSE_i / dT_ij = P_ij; the sink is a part of LSE. K and V
 // gradients of a GQA group are summed over its query heads. Not for paged K, V. Same inputs give
-// the same bits, but for two things on a GPU without PlanOptions::deterministic: dQ, and the
-// gradients of buffers whose elements many queries or keys share (Gradients::buffers). Accuracy,
-// errors and threads are as of forward.
+// the same bits, but for three things on a GPU without PlanOptions::deterministic: dQ, the
+// gradients of buffers whose elements many queries or keys share (Gradients::buffers), and dK and
+// dV over lists of keys, beside which that option is refused. Accuracy, errors and threads are as
+// of forward.
 void backward(const Problem& problem, const Inputs& inputs, const Outputs& outputs,
               const OutputGradients& d_outputs, const Gradients& gradients,
               const PlanOptions& options = {}, const Context& context = {});

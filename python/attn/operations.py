@@ -129,7 +129,8 @@ def attention(  # noqa: F811
             heads_k, total_q, n]`: each row attends to exactly the keys that its list names, in any
             order.
             What is no key, as -1, adds nothing; a key that stands twice counts twice. Without
-            dropout; backward not of paged keys, and on a GPU not of what a score reads.
+            dropout; backward not of paged keys, and on a GPU neither of what a score reads nor
+            deterministic.
         prefix_k, prefix_v: `[n, heads_k, head_dim]` and `[n, heads_k, head_dim_v]` in every layout:
             keys that all sequences share and that come before their own, as of a common prompt.
             Those that every query is sure to see are read once for the batch. Masks, scores and

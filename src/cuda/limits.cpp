@@ -32,7 +32,8 @@ Arch supported_arch(const DeviceInfo& device) {
 
 void check_sizes(const Problem& p, Phase phase, core::Size workspace, core::Size blocks) {
   for (const auto& [name, rows] :
-       {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k}}) {
+       {std::pair{"seqlen_q", p.seqlen_q}, std::pair{"seqlen_k", p.seqlen_k},
+        std::pair{"key_list", p.key_list}}) {
     if (rows <= kMostRows) continue;
     refuse(fmt::format("{} is {}; accepted on the cuda backend are up to {} (problem {})", name,
                        rows, kMostRows, core::echo(p)));

@@ -239,7 +239,8 @@ class HiddenValues : public ::testing::TestWithParam<const char*> {
     const Case c = parse_case(GetParam());
     const DType dtype = c.problem.dtype;
     const std::vector<Algorithm> backward = algorithms_for(dtype, Phase::backward);
-    // A sanitizer looks at addresses: there each run is with one of the three values, in turn.
+    // A sanitizer looks at addresses: there each run is with one of the three values, in turn,
+    // which begins at another algorithm with each instruction set.
     std::size_t first = 0;
     for (const float value :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
@@ -266,6 +267,7 @@ class HiddenValues : public ::testing::TestWithParam<const char*> {
           }
           if (HasFailure()) return;
         }
+        ++at;
       }
     }
   }

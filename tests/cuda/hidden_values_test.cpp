@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/gpu.hpp"
+#include "cuda/gradient_differences.hpp"
 #include "cuda/rows.hpp"
 #include "reference/reference.hpp"
 
@@ -122,33 +123,9 @@ class CudaHiddenByScore : public CudaHidden {
   }
   // All of the gradients with what the reference says, as compare().
   static int compare_gradients(CaseData& data) {
-    if (data.problem.key_list > 0) data.gradients.buffers.clear();  // refused
-    const Outputs outputs = data.f64_outputs();
-    const Gradients expected = data.f64_gradients();
-    reference::forward(data.problem, data.inputs, outputs);
-    reference::backward(data.problem, data.inputs, outputs, data.d_o, expected);
-    data.poison();
-    forward(data.problem, data.inputs, data.outputs);
-    verify::backward_on_device(data, {.device = kGpu, .kernel = std::get<1>(GetParam())}, {});
-    int wrong = 0, not_finite = 0;
-    const auto all = [&](const char* name, const Tensor& got, const Tensor& want) {
-      const verify::Elements x = verify::read_elements(got), y = verify::read_elements(want);
-      for (std::size_t i = 0; i < x.values.size(); ++i) {
-        const bool finite = std::isfinite(y.values[i]);
-        not_finite += finite ? 0 : 1;
-        const bool good =
-            finite ? std::abs(x.values[i] - y.values[i]) <= 0.03 : !std::isfinite(x.values[i]);
-        if (!good && wrong++ == 0) {
-          ADD_FAILURE() << name << " of element " << i << " is " << x.values[i] << ", not "
-                        << y.values[i];
-        }
-      }
-    };
-    all("dq", data.gradients.dq, expected.dq);
-    all("dk", data.gradients.dk, expected.dk);
-    all("dv", data.gradients.dv, expected.dv);
-    EXPECT_EQ(wrong, 0);
-    return not_finite;
+    const GradientDifferences all = gradient_differences(data, std::get<1>(GetParam()));
+    EXPECT_EQ(all.wrong, 0);
+    return all.not_finite;
   }
 };
 

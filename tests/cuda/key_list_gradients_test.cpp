@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda/gpu.hpp"
+#include "cuda/gradient_differences.hpp"
 #include "cuda/rows.hpp"
 #include "reference/reference.hpp"
 #include "verify/data.hpp"
@@ -23,41 +24,8 @@ std::string kernel_of(const Problem& problem) {
   return problem.dtype == DType::f32 ? "backward_simt_key_list" : "backward_sm80_key_list";
 }
 
-// Elements of two tensors that differ: by more than `near`, or in being finite. not_finite: of
-// those wanted.
-struct Differences {
-  int wrong = 0, not_finite = 0;
-  void add(const Tensor& got, const Tensor& want, double near, const char* name) {
-    const verify::Elements x = verify::read_elements(got), y = verify::read_elements(want);
-    for (std::size_t i = 0; i < x.values.size(); ++i) {
-      const bool finite = std::isfinite(y.values[i]);
-      not_finite += finite ? 0 : 1;
-      const bool good =
-          finite ? std::abs(x.values[i] - y.values[i]) <= near : !std::isfinite(x.values[i]);
-      if (!good && wrong++ == 0) {
-        ADD_FAILURE() << name << " of element " << i << " is " << x.values[i] << ", not "
-                      << y.values[i];
-      }
-    }
-  }
-};
-
-// Gradients of the case on the GPU beside those of the reference.
-Differences compare(CaseData& data) {
-  data.gradients.buffers.clear();
-  const Outputs outputs = data.f64_outputs();
-  const Gradients expected = data.f64_gradients();
-  reference::forward(data.problem, data.inputs, outputs);
-  reference::backward(data.problem, data.inputs, outputs, data.d_o, expected);
-  data.poison();
-  forward(data.problem, data.inputs, data.outputs);
-  verify::backward_on_device(data, {.device = kGpu, .kernel = kernel_of(data.problem)}, {});
-  const double near = data.problem.dtype == DType::f32 ? 1e-4 : 0.03;
-  Differences all;
-  all.add(data.gradients.dq, expected.dq, near, "dq");
-  all.add(data.gradients.dk, expected.dk, near, "dk");
-  all.add(data.gradients.dv, expected.dv, near, "dv");
-  return all;
+GradientDifferences compare(CaseData& data) {
+  return gradient_differences(data, kernel_of(data.problem));
 }
 
 class CudaKeyListGradients : public ::testing::TestWithParam<const char*> {
@@ -76,14 +44,14 @@ TEST_P(CudaKeyListGradients, NaNReachesOnlyWhatSeesIt) {
   CaseData of_q(c, kSeed);
   const Rows queries{of_q, true, 0};
   verify::store_element(of_q.inputs.q, queries.element(of_q.inputs.q, 3, 1, 5), kNaN);
-  const Differences from_q = compare(of_q);
+  const GradientDifferences from_q = compare(of_q);
   EXPECT_GT(from_q.not_finite, 0);
   EXPECT_EQ(from_q.wrong, 0);
   CaseData of_k(c, kSeed);
   const Rows keys{of_k, false, 0};
   verify::store_element(of_k.inputs.k, keys.element(of_k.inputs.k, 20, 1, 5), kNaN);
   verify::store_element(of_k.inputs.v, keys.element(of_k.inputs.v, 31, 0, 6), kNaN);
-  const Differences from_k = compare(of_k);
+  const GradientDifferences from_k = compare(of_k);
   EXPECT_GT(from_k.not_finite, 0);
   EXPECT_EQ(from_k.wrong, 0);
 }
@@ -113,7 +81,7 @@ TEST_P(CudaKeyListGradients, MayBeAskedForAlone) {
     reference::backward(data.problem, data.inputs, outputs, data.d_o, wanted);
     forward(data.problem, data.inputs, data.outputs);
     verify::backward_on_device(data, {.device = kGpu}, {});
-    Differences all;
+    GradientDifferences all;
     all.add(data.gradients.*kept, wanted.*kept, data.problem.dtype == DType::f32 ? 1e-4 : 0.03,
             "a gradient alone");
     EXPECT_EQ(all.wrong, 0);

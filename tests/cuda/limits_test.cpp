@@ -30,6 +30,8 @@ TEST(Sizes, LongestSequences) {
                     "seqlen_q is 2147475457; accepted on the cuda backend are up to 2147475456 "
                     "(problem b1_sq2147475457_");
     expect_contains(refused("b1_sq8_sk2147475457_h1_d8_bf16", phase), "seqlen_k is 2147475457; ");
+    expect_contains(refused("b1_sq1_sk8_h1_d8_list2147475457_bf16", phase),
+                    "key_list is 2147475457; ");
     EXPECT_NO_THROW(make_plan(parse_problem("b1_sq2147475456_sk2147475456_h1_d8_bf16"), phase,
                               {.device = {DeviceType::cuda, 0}}));
   }

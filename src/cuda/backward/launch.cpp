@@ -143,11 +143,13 @@ void launch_backward(const Plan& plan, const Inputs& inputs, const Outputs& outp
       config != nullptr && config->kernel->takes_key_lists &&
       (parameters.dk != nullptr || parameters.dv != nullptr)) {
     const std::int64_t bytes = config->kernel->workspace(p, *config).value();
-    check(api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(context.workspace.data) +
-                                     static_cast<CUdeviceptr>(run->kernel_offset),
-                                 0, static_cast<std::size_t>(bytes) / sizeof(float),
-                                 static_cast<CUstream>(context.stream)),
-          "cuMemsetD32Async of sums of dK and dV");
+    if (bytes > 0) {  // none of no keys
+      check(api().cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(context.workspace.data) +
+                                       static_cast<CUdeviceptr>(run->kernel_offset),
+                                   0, static_cast<std::size_t>(bytes) / sizeof(float),
+                                   static_cast<CUstream>(context.stream)),
+            "cuMemsetD32Async of sums of dK and dV");
+    }
   }
   core::CallMemory memory;
   std::pmr::vector<std::byte> expressions(run->expressions.size(), &memory.resource());

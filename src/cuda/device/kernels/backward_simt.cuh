@@ -40,7 +40,7 @@
 #include "schedule/buffer_tiles.cuh"
 #include "schedule/gradient_tile.cuh"
 #include "softmax/dropout.cuh"
-#include "softmax/far_rows.cuh"
+#include "softmax/scalar_probability.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -72,7 +72,6 @@ struct BackwardSimt {
                                 : C::kGradient == Gradient::dv           ? C::kHeadDimV
                                                                          : C::kHeadDim;
   static constexpr int kPieces = divide_up<kPiece>(kWidth);  // of the gradient
-  static constexpr float kLog2E = 1.4426950408889634f;
 
   struct alignas(16) Four {
     float x[4];
@@ -210,27 +209,8 @@ struct BackwardSimt {
 
   // ---- weights
 
-  // P, which is 0 where LSE is +inf, and never above 1, however large the scores are.
   ATTN_DEVICE float probability(float dot, float lse, int query, int key, int head_q) const {
-    float x;
-    if constexpr (Expressions::kHasScore) {
-      x = e.score(dot, query, key, tile.sequence.batch, head_q, tile.sequence.length_q,
-                  tile.sequence.length_k);
-      if constexpr (C::kScoreHides) {
-        if (x == minus_infinity()) return 0;  // also where LSE is NaN
-      }
-      if constexpr (C::kFarRows) {
-        if (is_far_lse(lse)) {
-          const FarRow far = far_rows(p, tile.sequence.batch, head_q)[query];
-          const float y = (x - far.m) * (Expressions::kScoreFactor * kLog2E) - far.log2_l;
-          return exp2f(y > 0 ? 0 : y);
-        }
-      }
-      x = x * Expressions::kScoreFactor - lse;
-    } else {
-      x = fmaf(dot, p.scale, -lse);
-    }
-    return exp2f(x > 0 ? 0 : x * kLog2E);
+    return scalar_probability<C>(p, e, tile.sequence, dot, lse, query, key, head_q);
   }
 
   // dS, or Z P for dV, or dT for buffers. z: 0, or what kept elements are multiplied by.

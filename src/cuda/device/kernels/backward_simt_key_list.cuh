@@ -28,7 +28,7 @@
 #include "ptx/math.cuh"
 #include "schedule/list_sums.cuh"
 #include "schedule/listed_query.cuh"
-#include "softmax/far_rows.cuh"
+#include "softmax/scalar_probability.cuh"
 #include "tile/scalar.cuh"
 
 namespace attn::device {
@@ -45,7 +45,6 @@ struct BackwardSimtKeyList {
   using Element = typename C::Element;
   using SumsK = ListSums<C::kHeadDim>;
   using SumsV = ListSums<C::kHeadDimV>;
-  static constexpr float kLog2E = 1.4426950408889634f;
   // Columns of a lane, four at a time in the order of sums.
   template <class Sums>
   using Lane = float[divide_up<128>(Sums::kWidth)][4];
@@ -110,29 +109,6 @@ struct BackwardSimtKeyList {
     }
   }
 
-  // P, which is 0 where LSE is +inf, and never above 1, however large the scores are.
-  ATTN_DEVICE float probability(float dot, float lse, int key) const {
-    const Sequence& s = row.sequence;
-    float x;
-    if constexpr (Expressions::kHasScore) {
-      x = e.score(dot, row.query, key, s.batch, row.head_q, s.length_q, s.length_k);
-      if constexpr (C::kScoreHides) {
-        if (x == minus_infinity()) return 0;  // also where LSE is NaN
-      }
-      if constexpr (C::kFarRows) {
-        if (is_far_lse(lse)) {
-          const FarRow far = far_rows(p, s.batch, row.head_q)[row.query];
-          const float y = (x - far.m) * (Expressions::kScoreFactor * kLog2E) - far.log2_l;
-          return exp2f(y > 0 ? 0 : y);
-        }
-      }
-      x = x * Expressions::kScoreFactor - lse;
-    } else {
-      x = fmaf(dot, p.scale, -lse);
-    }
-    return exp2f(x > 0 ? 0 : x * kLog2E);
-  }
-
   ATTN_DEVICE bool sees(int key) const {
     if (key < 0) return false;
     if constexpr (Expressions::kHasMask) {
@@ -155,7 +131,8 @@ struct BackwardSimtKeyList {
       load<C::kHeadDim>(k, p.k, row.key_row(p.k_strides, key));
       load<C::kHeadDimV>(v, p.v, row.key_row(p.v_strides, key));
       const float s = dot(q, k);
-      const float probable = probability(s, terms.lse, key);
+      const float probable =
+          scalar_probability<C>(p, e, row.sequence, s, terms.lse, row.query, key, row.head_q);
       if (probable == 0) continue;
       float ds = probable * (dot(d_o, v) - terms.d);
       if constexpr (Slope::kHasSlope) {
