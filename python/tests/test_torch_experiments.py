@@ -36,6 +36,16 @@ def test_a_toy_runs(name, tmp_path):
     assert (tmp_path / "picture.svg").read_text().startswith("<svg")
 
 
+@pytest.fixture(autouse=True)
+def _backends_of_pytorch():
+    """Attention by a name selects PyTorch's backends for the whole process."""
+    kinds = ("cudnn", "flash", "mem_efficient", "math")
+    before = [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in kinds]
+    yield
+    for kind, enabled in zip(kinds, before, strict=True):
+        getattr(torch.backends.cuda, f"enable_{kind}_sdp")(enabled)
+
+
 @pytest.fixture
 def one_thread():
     """A toy's tensors are smaller than what waking a thread costs."""
