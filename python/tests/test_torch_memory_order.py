@@ -104,6 +104,9 @@ def test_other_ranks(shape):
     order[-3:-1] = reversed(order[-3:-1])
     q = lying(order, shape) if len(shape) > 2 else torch.randn(shape)
     wanted = F.scaled_dot_product_attention(q, q, q)
+    if len(shape) == 3 and wanted.stride() != q.stride():  # PyTorch 2.11
+        assert wanted.is_contiguous()
+        wanted = q
     found = attn.torch.scaled_dot_product_attention(q, q, q)
     assert found.stride() == wanted.stride()
 

@@ -159,7 +159,7 @@ def _partition(one: _Pass, mesh: Any, arrays: Any, results: Any) -> Any:
     axes = _axes(one, mesh, arrays, results)
     of_operands, of_results = _shardings(one, mesh, arrays, results)
 
-    def part(*operands: Any) -> Any:
+    def part(*operands: Any) -> tuple[Any, ...]:
         shapes = {
             name: x.shape[one.added :] for name, x in zip(one.operands(), operands, strict=True)
         }
@@ -173,7 +173,13 @@ def _partition(one: _Pass, mesh: Any, arrays: Any, results: Any) -> Any:
             for result, over in zip(found, overs, strict=True)
         )
 
-    return mesh, part, of_results, of_operands
+    def manually(*operands: Any) -> tuple[Any, ...]:
+        # Each device has its part here. JAX 0.11 lowers a sum over explicit axes, which the
+        # program's mesh may have, to what XLA refuses.
+        with jax.sharding.use_abstract_mesh(sharding.manual(mesh)):
+            return part(*operands)
+
+    return mesh, manually, of_results, of_operands
 
 
 def _inferred(one: _Pass, mesh: Any, arrays: Any, results: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 BATCH, HEADS = "batch", "head"  # as formulas call them
 _ROWS = ("q", "out", "d_out")
@@ -220,6 +220,12 @@ def devices_of(mesh: Any, sharding: Any) -> Any:
     if not mesh.empty:
         return mesh
     return Mesh(np.array(sorted(sharding.device_set, key=lambda device: device.id)), ("devices",))
+
+
+def manual(mesh: Any) -> AbstractMesh:
+    """The mesh as it is where each device has its part."""
+    sizes, names = tuple(mesh.shape.values()), tuple(mesh.shape)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Manual,) * len(names))
 
 
 def varying(x: Any) -> frozenset[str]:
