@@ -271,8 +271,11 @@ struct Combine {
 
 template <class C>
 ATTN_DEVICE void combine(const ForwardParams& p, const OtherParts& others) {
-  launch_dependents();
   wait_for_dependencies();
+  // The next call's blocks of threads find their places from here on. Any earlier they would find
+  // them beside those of this call that still read, some multiprocessors would get two of them and
+  // others none: 4 sequences of 4096 keys in 128 blocks took 25.0 us on an H200 instead of 21.1.
+  launch_dependents();
   const long long rows = static_cast<long long>(p.batch) * p.heads_q * p.seqlen_q;
   constexpr int kRows = C::kThreads / Combine<C>::kRowThreads;
   const long long row =

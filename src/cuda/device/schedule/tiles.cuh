@@ -17,11 +17,18 @@ struct OutputTile {
 // longest.
 // With kGroup == 1 a "head" here is a query head, else a K, V head whose group of query heads
 // shares the tile.
+// Where keys are split and one block has all queries, nothing is read twice: all heads of a piece
+// of keys follow each other, whose rows of K and V lie beside each other in memory.
 template <class C>
 ATTN_DEVICE OutputTile tile_at(const ForwardParams& p, int index) {
+  const int heads = C::kGroup == 1 ? p.heads_q : p.heads_k;
+  if (C::kSplits && p.m_blocks == 1) {
+    const int head = index % heads;
+    index /= heads;
+    return {0, head, index / p.num_splits, index % p.num_splits};
+  }
   const int split = index % p.num_splits;
   index /= p.num_splits;
-  const int heads = C::kGroup == 1 ? p.heads_q : p.heads_k;
   const int all = heads * p.batch;
   const int together = index / (p.heads_at_once * p.m_blocks);
   const int first = together * p.heads_at_once;
