@@ -247,7 +247,7 @@ class Results:
         return self.add(**row, **{name: round(x, 1) for name, x in speed.items()}, **ratios)
 
     def print_means(self):
-        for name in [key for key in self.rows[0] if key.startswith("ours/")]:
-            ratios = [row[name] for row in self.rows]
+        for name in dict.fromkeys(key for row in self.rows for key in row if key.startswith("ours/")):
+            ratios = [row[name] for row in self.rows if name in row]
             print(f"geometric mean {name.replace('/', ' / ')}: {statistics.geometric_mean(ratios):.3f}; "
                   f"cells at 1.00 or more: {sum(ratio >= 1 for ratio in ratios)} of {len(ratios)}")
