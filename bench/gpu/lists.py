@@ -4,12 +4,13 @@ beside as many keys in a row and a copy of as many bytes. O is checked before it
 
   python3 bench/gpu/lists.py --library attn_c.so --out bench/results/h200-lists.json
 
---library: bench/gpu/attn_c.cpp as a shared object."""
+--library: bench/gpu/attn_c.cpp as a shared object. --kernels: of the backward pass over blocks, by name, beside the one that is
+chosen, as backward_sm90/c2_n64_q4_o2_w128_g2_r24_x160; their gradients are compared with those of the chosen one. A table comes last."""
 import argparse, math, sys
 
 import torch
 
-from calls import Attention, Results, median_ms, random_inputs
+from calls import Attention, Results, apart, median_ms, random_inputs
 from forward_errors import error_ratio
 
 arguments = argparse.ArgumentParser()
@@ -17,6 +18,8 @@ arguments.add_argument("--library", required=True)
 arguments.add_argument("--out", default="")
 arguments.add_argument("--commit", default="")
 arguments.add_argument("--parts", default="blocks,keys", help="some of blocks and keys")
+arguments.add_argument("--kernels", default="", help="with commas between them")
+arguments.add_argument("--shapes", default="", help="of blocks, NxHxDxBLOCK_QxBLOCK_K with commas between them; default: four")
 arguments.add_argument("--rep", type=int, default=10)
 options = arguments.parse_args()
 results, wrong = Results(options.out, options.commit), []
@@ -45,10 +48,18 @@ def blocks(n, h, d, block_q, block_k, share=0.125):
     calls = {"forward": forward, "dense forward": dense.forward()[0], "backward": backward, "dense backward": dense.backward()[0]}
     calls["backward"]()
     accept((n, d, block_q, block_k, "gradients"), not any(g.isnan().any() for g in gradients))
+    for kernel in filter(None, options.kernels.split(",")):
+        named, found = lists.backward(kernel)
+        named()
+        difference = apart(found, gradients)
+        accept((n, d, block_q, block_k, kernel, difference), difference < 0.01)
+        if difference < 0.01:
+            calls[f"backward {kernel}"] = named
     ms = median_ms(calls, options.rep)
-    for pass_, factor in (("forward", 4), ("backward", 10)):
+    for pass_ in [name for name in calls if "dense" not in name]:
+        factor = 4 if pass_ == "forward" else 10
         flops = factor * d * h * n * n
-        useful, full = flops * share / ms[pass_] / 1e9, flops / ms[f"dense {pass_}"] / 1e9
+        useful, full = flops * share / ms[pass_] / 1e9, flops / ms[f"dense {pass_.split()[0]}"] / 1e9
         results.add(what=f"blocks: {pass_}, useful TFLOP/s, of dense", n=n, h=h, d=d, block_q=block_q, block_k=block_k,
                     share=share, ms=round(ms[pass_], 4), tflops=round(useful), dense=round(full), value=round(useful / full, 3))
 
@@ -83,13 +94,16 @@ def keys(b, hq, hk, d, d_v, n, entries=2048):
 
 parts = options.parts.split(",")
 if "blocks" in parts:
-    for block_q, block_k in ((128, 64), (128, 128), (64, 64)):
-        blocks(32768, 16, 128, block_q, block_k)
-    blocks(16384, 16, 64, 128, 64)
+    shapes = options.shapes or "32768x16x128x128x64,32768x16x128x128x128,32768x16x128x64x64,16384x16x64x128x64"
+    for shape in shapes.split(","):
+        blocks(*map(int, shape.split("x")))
 if "keys" in parts:
     keys(128, 16, 1, 576, 512, 4096)
     keys(64, 128, 1, 576, 512, 4096)
     keys(32, 32, 8, 128, 128, 8192)
+for row in results.rows:
+    print(f"{row['value']:6.3f} {row['what']} " + " ".join(f"{key} {row[key]}" for key in ("n", "d", "block_q", "block_k", "ms", "tflops", "dense", "b", "us")
+                                                          if key in row))
 if wrong:
     print("WRONG:", *wrong, sep="\n")
     sys.exit(1)

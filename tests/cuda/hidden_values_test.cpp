@@ -232,6 +232,13 @@ INSTANTIATE_TEST_SUITE_P(
                                          "score))_buffer(t:f32:70x200)_bf16"),
                        ::testing::Values("backward_sm90")),
     kName);
+// One warpgroup adds dV and dK of 128 columns element by element.
+INSTANTIATE_TEST_SUITE_P(
+    CudaHopperTwoScoreGroups, CudaHiddenByScoreBackward,
+    ::testing::Combine(::testing::Values("b1_sq70_sk200_h1_d128_score(select(t[query,key]<-1.5,-inf"
+                                         ",score))_buffer(t:f32:70x200)_bf16"),
+                       ::testing::Values("backward_sm90/c2_n64_q4_o2_w128_g2_r24_x160")),
+    kName);
 INSTANTIATE_TEST_SUITE_P(
     CudaLists, CudaHiddenByScoreBackward,
     ::testing::Combine(::testing::Values("b1_sq70_sk20_h1_d64_score(select(t[query,key]<-1.5,-inf,"

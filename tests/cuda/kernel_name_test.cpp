@@ -304,6 +304,20 @@ TEST(KernelName, BackwardDealsGroupsOfOneSize) {
   }
 }
 
+// Two score warpgroups, whose tiles have 64 keys where heads are wider than 64 columns.
+TEST(KernelName, BackwardHasTwoScoreGroupsAt128Columns) {
+  for (const char* descriptor : {"b1_n512_h4_d128_bf16", "b1_n512_h4_d72_dv128_bf16"}) {
+    for (const bool deterministic : {false, true}) {
+      const BackwardConfig two =
+          backward_chosen(descriptor, "backward_sm90/c2_n64_q4_o2_w128_g2_r24_x160", deterministic);
+      EXPECT_EQ(backward_sm90(two).score_groups, 2);
+      EXPECT_EQ(two.tiling.block_m, 64);
+      EXPECT_EQ(backward_sm90(two).gradient_registers, 168);  // 512 - 24 - 2 * 160
+      EXPECT_LE(two.tiling.shared_bytes, most_shared_bytes(kHopper));
+    }
+  }
+}
+
 // Only where the head has two halves of two panels, in whichever order dQ is added.
 TEST(KernelName, BackwardSharesTilesOfTheWidestHeads) {
   for (const bool deterministic : {false, true}) {
@@ -334,10 +348,11 @@ TEST(KernelName, BackwardRefusesShapesThatCannotRun) {
         {d256, "backward_flash_attention/n64", "64 queries and keys at a time, take"},
         {d64, "backward_sm80/m64_x8", "16 rows of each product"},
         {d128, "backward_sm80/m128", "bytes of shared memory"},
-        {d64, "backward_sm90/q3", "c2_q3"},
+        {d64, "backward_sm90/q3", "c2_n128_q3"},
         {d64, "backward_sm90/w32_g2", "c2_w32_g2"},
         {d64, "backward_sm90/x240", "registers for dV and dK"},
-        {d128, "backward_sm90/c2_r24_x160", "up to 64 columns"},
+        {d128, "backward_sm90/c2_r24_x160", "up to 64 columns, or 128 with n64"},
+        {"b1_n512_h4_d192_bf16", "backward_sm90/c2_n64_q2_o2_p2_r24_x160", "heads of 192 columns"},
         {d128, "backward_sm90/q4", "bytes of shared memory"},
         {d256, "backward_sm90/b1", "accepted there is n64"},
         {d256, "backward_sm90/n64", "the shape has b2_n64_c1"},

@@ -146,7 +146,9 @@ std::string BackwardSm90::declarations(const BackwardConfig& c) const {
       columns.insert(d);
     }
   }
-  if (shape.score_groups > 1) columns = {shape.keys};  // BackwardSm90TransposedGroup
+  if (shape.score_groups > 1 && std::max(f.head_dim, f.head_dim_v) <= 64) {
+    columns = {shape.keys};  // BackwardSm90TransposedGroup
+  }
   for (const int d : columns) text += print_product_tt(f.dtype, d);
   if (shape.cluster > 1) text += print_product_st(f.dtype, kDqColumns);
   text += print_product_rs(f.dtype, std::min(f.head_dim, kDqColumns));

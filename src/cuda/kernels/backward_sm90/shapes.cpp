@@ -68,12 +68,13 @@ std::string obstacle_of(const BackwardSm90Shape& shape, const Problem& p) {
     return fmt::format("the shape leaves {} registers for dV and dK; accepted are at least {}",
                        shape.gradient_registers, kLeastRegisters);
   }
-  if (shape.score_groups == 2 &&
-      (widest > 64 || shape.stages_q % 2 != 0 || shape.stages_o % 2 != 0 || shape.stages_p != 2)) {
+  const std::int64_t most_of_two = shape.keys == 64 ? 128 : 64;  // columns, for 128 sums a thread
+  if (shape.score_groups == 2 && (widest > most_of_two || shape.stages_q % 2 != 0 ||
+                                  shape.stages_o % 2 != 0 || shape.stages_p != 2)) {
     return fmt::format(
-        "the shape has c2_q{}_o{}_p{} and heads of {} columns; accepted with c2 are "
-        "q2, q4, o2, o4, p2 and up to 64 columns",
-        shape.stages_q, shape.stages_o, shape.stages_p, widest);
+        "the shape has c2_n{}_q{}_o{}_p{} and heads of {} columns; accepted with c2 are "
+        "q2, q4, o2, o4, p2 and up to 64 columns, or 128 with n64",
+        shape.keys, shape.stages_q, shape.stages_o, shape.stages_p, widest);
   }
   const std::int64_t pieces = (widest + shape.piece_columns - 1) / shape.piece_columns;
   if (shape.score_groups == 2 && shape.stages_dq < 2 * pieces) {

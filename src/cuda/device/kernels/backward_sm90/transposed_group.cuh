@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device.cuh"
+#include "kernels/backward_sm90/gradient_group.cuh"
 #include "kernels/backward_sm90/gradient_side.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/accumulator.cuh"
@@ -128,12 +129,25 @@ struct BackwardSm90TransposedGroup {
   }
 };
 
+// How one warpgroup keeps both: transposed, but for wider heads, of which tiles have 64 keys.
+template <bool kWide>
+struct BackwardSm90GradientForm {
+  template <class C, bool kOfV>
+  using Group = BackwardSm90TransposedGroup<C, kOfV>;
+};
+template <>
+struct BackwardSm90GradientForm<true> {
+  template <class C, bool kOfV>
+  using Group = BackwardSm90GradientGroup<C, kOfV>;
+};
+
 // One warpgroup that keeps both.
 template <class C>
 struct BackwardSm90Gradients {
   using Tiles = BackwardSm90Tiles<C>;
-  using OfV = BackwardSm90TransposedGroup<C, true>;
-  using OfK = BackwardSm90TransposedGroup<C, false>;
+  using Form = BackwardSm90GradientForm<(C::kHeadDim > 64 || C::kHeadDimV > 64)>;
+  using OfV = typename Form::template Group<C, true>;
+  using OfK = typename Form::template Group<C, false>;
   OfV v;
   OfK k;
 
