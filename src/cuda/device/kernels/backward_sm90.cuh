@@ -9,7 +9,7 @@
 //              what dropout keeps, ahead
 //   dK         dK += dS^T Q, with dS likewise; draws the other half
 // Heads of up to 64 columns have two score warpgroups, which take steps in turn, and one for both
-// dV and dK.
+// dV and dK; those of up to 128 columns may have them with tiles of 64 keys.
 //
 // A tile is kKeys keys of a K, V head, which stay; blocks of kQueries queries of all heads of its
 // group pass by, those that the mask leaves. dK and dV are summed in registers, in a fixed order.
