@@ -38,7 +38,7 @@ SIZES = {
     "toy": (256, 8),
     "toy_pairs": (256, 4),
 }
-STEPS = "listops:5000,text:3000,retrieval:3000,image:6000,pathfinder:8000"
+STEPS = "listops:5000,text:3000,retrieval:7000,image:6000,pathfinder:8000"
 KINDS = "eager,attn,attn_block_sparse,sdpa,attn_packed,linformer,local,reformer"
 
 
