@@ -238,9 +238,9 @@ void forward_cached(const Problem& problem, const Group& group, const Inputs& in
     Outputs to = mine->outputs();
     std::vector<double> largest;
     if (outputs.max_logit.given()) {
-      largest.resize(static_cast<std::size_t>(problem.heads_q),
+      largest.resize(static_cast<std::size_t>(own->problem.heads_q),
                      -std::numeric_limits<double>::infinity());
-      to.max_logit = tensor(largest.data(), {problem.heads_q});
+      to.max_logit = tensor(largest.data(), {own->problem.heads_q});
     }
     cpu::forward_pass(plan, own->inputs, to, context.local, mine->lse_rest());
     std::vector<Send> sends;

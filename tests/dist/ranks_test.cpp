@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
+#include <vector>
 
+#include "attn/dist.hpp"
 #include "conformance/support.hpp"
 #include "verify/conformance.hpp"
 
@@ -93,6 +96,25 @@ TEST(RanksOfACache, AgreeWithTheReference) {
       EXPECT_EQ(report.status, Status::passed) << to_string(report);
     }
   }
+}
+
+// Sizes that the problem leaves at 0 are those of the tensors, the number of heads for the largest
+// scores as well.
+TEST(RanksOfACache, TakeTheirSizesFromTheTensors) {
+  const std::vector<float> q(2 * 3 * 8, 0.5F), k(4 * 2 * 3 * 8, 0.25F);
+  std::vector<float> o(q.size()), largest(3, std::numeric_limits<float>::quiet_NaN());
+  const std::vector<std::int32_t> table{0, 2, 1, 3}, used{3, 4};
+  Problem problem;
+  problem.layout_k = Layout::paged;
+  const Tensor cache = tensor(k.data(), {4, 2, 3, 8});
+  Inputs inputs{.q = tensor(q.data(), {2, 1, 3, 8}), .k = cache, .v = cache};
+  inputs.page_table = tensor(table.data(), {2, 2});
+  inputs.seqused_k = tensor(used.data(), {2});
+  dist::forward_cached(
+      problem, dist::in_process(1)[0], inputs,
+      {.o = tensor(o.data(), {2, 1, 3, 8}), .max_logit = tensor(largest.data(), {3})});
+  for (const float x : o) EXPECT_EQ(x, 0.25F);
+  for (const float x : largest) EXPECT_FLOAT_EQ(x, 0.35355339F);  // 8 / 8 over the root of 8
 }
 
 // 2,000 of these are run by `attn check --random 2000 --ranks ...` (docs/scale-out.md).
