@@ -84,6 +84,11 @@ TEST_F(CommandExplain, Refuses) {
   expect_refused("explain n8_d8 --block-q 0 -o page.html", 2, {"--block-q", "0"});
   expect_refused("explain n8_d8 --algorithm fastest -o page.html", 2, {"fastest"});
   expect_refused("explain n8_d8 -o ''", 2, {"--output"});
+  // What a page does not show is no mistake of the caller's.
+  for (const std::string_view token : {"sp4", "list3", "o(f32)_bf16", "kv(i8)"}) {
+    expect_refused(fmt::format("explain 'n8_d8_{}' -o page.html", token), 3,
+                   {"accepted by explain"});
+  }
 }
 
 // As other outputs: refused before the work, and what was there stays.

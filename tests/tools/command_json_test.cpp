@@ -206,6 +206,12 @@ TEST_F(CommandJson, Io) {
   EXPECT_TRUE(many.out_has("no plan: 9.8e+12 tiles of 16 rows and 64 keys")) << many.text();
   expect_refused("io b1_n64_h1_d8_packed/cuq0,4", 2, {"/cuq0,4", "full lengths"});
   expect_refused("io b1_n64_h1_d8 --device gpu", 2, {"gpu", "cuda"});
+  // Before a line of the first problem is printed.
+  for (const std::string_view token : {"sp4", "list3", "o(f32)_bf16", "kv(i8)"}) {
+    const std::string problems = fmt::format("io b1_n8_h1_d8 'b1_n8_h1_d8_{}'", token);
+    expect_refused(problems, 3, {"counted"});
+    EXPECT_EQ(attn(problems).out, "");
+  }
 }
 
 TEST_F(CommandJson, CompileWhereNvrtcIs) {

@@ -54,6 +54,11 @@ int explain_problem(const ExplainOptions& options) {
                 fmt::format("seqlen_prefix is {}; accepted by explain is 0 (problem {})",
                             request.problem.seqlen_prefix, core::echo(request.problem)));
   }
+  if (request.problem.key_list > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("key_list is {}; accepted by explain is 0, no lists (problem {})",
+                            request.problem.key_list, core::echo(request.problem)));
+  }
   if (core::has_own_type_o(request.problem)) {
     throw Error(ErrorCode::unsupported,
                 fmt::format("type_o is {}; accepted by explain is dtype (problem {})",

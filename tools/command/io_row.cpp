@@ -182,6 +182,11 @@ void check_io_size(const std::string& descriptor, const Problem& p, const IoChoi
                 fmt::format("{} has a shared prefix of {} keys; counted are problems without one",
                             core::echo(descriptor), p.seqlen_prefix));
   }
+  if (p.key_list > 0) {
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{} has lists of {} keys; counted are problems without lists",
+                            core::echo(descriptor), p.key_list));
+  }
   if (core::has_own_type_o(p)) {
     throw Error(ErrorCode::unsupported, fmt::format("{} has O of type {}; counted is O of dtype",
                                                     core::echo(descriptor), name(p.type_o)));
