@@ -108,10 +108,16 @@ const Refusal kRefusals[] = {
     {"HeadsOfV", [](Call& c) { c.in.v.shape[2] = 1; }, "accepted are the heads of k"},
     {"NoHeadSize", [](Call& c) { c.in.q.shape[3] = 0; }, "accepted are head sizes of 1 to 576"},
     {"StridesOfRows", [](Call& c) { c.in.k.strides[3] = 2; }, "k is f32[2, 3, 2, 8] strides"},
-    {"CacheNotGiven", [](Call& c) { c.out.k = {}; }, "k of the outputs has rank 0"},
+    {"CacheNotGiven", [](Call& c) { c.out.k = {}; }, "k of the outputs is not given"},
     {"QNotGiven", [](Call& c) { c.in.q = {}; }, "q of the outputs is given but q is not"},
     {"ShapeOfQ", [](Call& c) { c.out.q.shape[2] = 3; }, "q of the outputs is f32[2, 3, 3, 8]"},
     {"HeadsOfCache", [](Call& c) { c.out.k.shape[2] = 1; }, "k of the outputs is f32[5, 4, 1, 8]"},
+    {"RingOfNoPages",
+     [](Call& c) {
+       c.problem.ring = true;
+       c.in.page_table.shape[1] = 0;
+     },
+     "ring is true and a sequence has 0 rows in the caches"},
     {"PagesOfV", [](Call& c) { c.out.v.shape[0] = 4; }, "v of the outputs is f32[4, 4, 2, 8]"},
     {"BytesWithoutType", [](Call& c) { c.out.k = c.rows_of_bytes(8); },
      "k of the outputs is u8[5, 4, 2, 8]"},

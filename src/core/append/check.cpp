@@ -191,6 +191,13 @@ void check_norm(const ArgumentCheck& check, const AppendProblem& p, AppendPart* 
   part->weight = weight;
 }
 
+// What a position is counted modulo.
+void check_ring(const ArgumentCheck& check, const AppendCall& call) {
+  if (!call.ring || !call.cached || call.rows == 0 || call.capacity > 0) return;
+  check.refuse(
+      "ring is true and a sequence has 0 rows in the caches; accepted are rings of 1 row or more");
+}
+
 void check_pages(const ArgumentCheck& check, AppendCall& call, const Tensor& table) {
   call.capacity = call.block_rows;
   if (!call.paged) return;
@@ -320,6 +327,7 @@ AppendCall check_append(const AppendProblem& p, const AppendInputs& in, const Ap
   if (k != nullptr) check_cache(check, call, *k, p.type_k);
   if (v != nullptr) check_cache(check, call, *v, p.type_v);
   check_pages(check, call, in.page_table);
+  check_ring(check, call);
   check_norm(check, p, q, "q", in.norm_weight_q);
   check_norm(check, p, k, "k", in.norm_weight_k);
   check_rope(check, call, q, k);

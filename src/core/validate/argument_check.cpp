@@ -87,6 +87,10 @@ void ArgumentCheck::device(Device device) const {
 }
 
 void ArgumentCheck::view(const Label& name, const Tensor& t) const {
+  if (!t.given()) {
+    refuse(fmt::format("{} is not given; accepted are tensors of 1 to {} dimensions",
+                       to_string(name), kMaxRank));
+  }
   if (t.rank < 1 || t.rank > kMaxRank) {
     refuse(fmt::format("{} has rank {}; accepted are 1 to {}", to_string(name), t.rank, kMaxRank));
   }
