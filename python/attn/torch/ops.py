@@ -37,8 +37,8 @@ from ..options import (
     rng_state,
     window_sides,
 )
+from ..trace.buffers import loadable
 from ..trace.expression import Expr, finish
-from ..trace.tracer import loadable
 from .flops import Counting
 from .second import once, refuse_forward_mode
 from .shapes import check_shapes, empty_as, last_contiguous

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from .captured import is_numpy_number
 from .expression import Expr, lift, load_elements, load_number
-from .kinds import INT, TYPE_NAMES
-from .refusal import refuse
+from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
+from .refusal import TraceError, refuse, refuse_protocols
 
 MAX_RANK = 4
 MAX_DEPTH = 8  # of lists and dicts within each other
@@ -93,7 +93,7 @@ class Buffer:
             refuse(f"the index {e!r} is {TYPE_NAMES[e.kind]}: accepts int32")
         return e
 
-    def refuse_value(self, *_: Any) -> NoReturn:
+    def refuse_value(self, *_: Any, **__: Any) -> NoReturn:
         refuse(f"an array of rank {self.ndim} is used as a value: index each dimension")
 
     @classmethod
@@ -107,14 +107,13 @@ class Buffer:
             "runs: accepts its elements, each dimension indexed"
         )
 
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = refuse_value
-    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __matmul__ = refuse_value
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse_value
-    __neg__ = __invert__ = __abs__ = __bool__ = __int__ = __float__ = __iter__ = refuse_value
-    __array__ = refuse_value
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = refuse_value
-    __rmatmul__ = refuse_value
-    __hash__ = object.__hash__
+    def _set(self, *_: Any) -> NoReturn:
+        refuse(f"an array of rank {self.ndim} is written to: an expression only reads arrays")
+
+    __setitem__ = __delitem__ = _set
+
+
+refuse_protocols(Buffer, Buffer.refuse_value, "eq", "ne", "hash", "bool", "format")
 
 
 def buffer(array: Any) -> Any:
@@ -160,3 +159,39 @@ def load(array: Any, index: Any, key: int | None = None) -> Any:
         else:  # nothing to convert
             return load_elements(array, given, key) if given else load_number(array, key)
     return Buffer(array, None, key)[given]
+
+
+def loadable(array: Any) -> Any:
+    """The array with a rank of 1 to 4 and a dtype that attn loads; itself where it has these, or
+    where it is a number.
+
+    int64 becomes int32, bool uint8, float64 float32. Throws TraceError where an int64 on the CPU
+    does not fit; a GPU is not waited for, and what JAX compiles is not known.
+    """
+    if isinstance(array, (int, float)):
+        return int(array) if isinstance(array, int) else float(array)
+    if len(array.shape) == 0:
+        if is_number(array):
+            return array
+        array = array.reshape(1)
+    name = str(array.dtype).rpartition(".")[2]
+    if name in ("int32", "uint8", "float32", "float16", "bfloat16"):
+        return array
+    to = {BOOL: "uint8", INT: "int32", FLOAT: "float32"}[kind_of(array)]
+    if hasattr(array, "astype"):  # NumPy, JAX, CuPy
+        converted = array.astype(to)
+        known = name == "int64" and not type(array).__name__.endswith("Tracer")  # of JAX
+        unchanged = not known or bool((converted == array).all())
+    else:
+        import torch
+
+        converted = array.view(torch.uint8) if name == "bool" else array.to(getattr(torch, to))
+        known = name == "int64" and array.device.type == "cpu" and not torch.compiler.is_compiling()
+        unchanged = True
+        if known:
+            while torch._C._functorch.is_functorch_wrapped_tensor(array):  # vmap tells no values
+                array = torch._C._functorch.get_unwrapped(array)
+            unchanged = bool((array == array.to(torch.int32)).all())
+    if not unchanged:
+        raise TraceError("an int64 array that an expression reads has values outside of int32")
+    return converted

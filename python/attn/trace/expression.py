@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from .captured import Float, Int, is_numpy_number
 from .kinds import BOOL, FLOAT, INT, is_number, kind_of
-from .refusal import refuse
+from .refusal import refuse, refuse_protocols
 
 # How tightly an operator binds; an operand that binds less tightly gets parentheses. Bitwise
 # operators always have them, as their place in C surprises.
@@ -65,7 +65,7 @@ class Expr:
             "depend on a symbol; use &, |, ~ and where"
         )
 
-    def _number(self, *_: Any) -> NoReturn:
+    def _number(self, *_: Any, **__: Any) -> NoReturn:
         refuse(
             f"{self!r} has no value as a Python number: it differs from element to element; an "
             "array within an object or functools.partial is indexed by it as attn.buffer(array)"
@@ -74,9 +74,12 @@ class Expr:
     def _matrix(self, _: Any) -> NoReturn:
         refuse(f"@ of {self!r}, which is a scalar: accepts * of elements")
 
+    def _element(self, *_: Any) -> NoReturn:
+        refuse(f"an index of {self!r}, which is a scalar")
+
     __matmul__ = __rmatmul__ = _matrix
-    __int__ = __float__ = __index__ = __len__ = __iter__ = __array__ = item = tolist = _number
-    __round__ = __trunc__ = __floor__ = __ceil__ = _number
+    __getitem__ = __setitem__ = __delitem__ = _element
+    __len__ = item = tolist = _number
 
     def __format__(self, spec: str) -> str:
         return self._number() if spec else repr(self)
@@ -206,7 +209,7 @@ class Expr:
     def __getattr__(self, name: str) -> Any:
         """Methods of a 0-dimensional tensor: x.tanh(), x.clamp(min=0), x.to(dtype), ..."""
         if name.startswith("__"):  # copy, pickle and NumPy ask for protocols
-            raise AttributeError(name)
+            raise AttributeError(f"'Expr' object has no attribute '{name}'")
         function = METHODS.get(name) or FUNCTIONS.get(name)
         if function is None:
             refuse(f"method {name} has no form as an expression")
@@ -238,6 +241,8 @@ class Expr:
             refuse(f"NumPy function {func.__name__} has no form as an expression")
         return function(*args, **kwargs)
 
+
+refuse_protocols(Expr, Expr._number)
 
 # Functions by the names that torch and NumPy give them, filled by attn.functions; those of
 # PROPERTIES are read as attributes, and METHODS has those that as a method take their operands in

@@ -233,6 +233,14 @@ def _sign(x: Any) -> Expr:
     return where(e > 0, 1, where(e < 0, -1, 0 * e))
 
 
+@entry("erfc", "special_erfc")
+def _erfc(x: Any) -> Expr:
+    refuse(
+        f"erfc of {x!r} has no form as an expression: accepts 1 - erf(x), which is less exact the "
+        "larger x is, and 0 from 4 on"
+    )
+
+
 @entry("isnan")
 def _isnan(x: Any) -> Expr:
     e = lift(x)

@@ -23,7 +23,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import activations as _activations  # noqa: F401, fills the table of functions
-from .buffers import buffer, with_buffers
+from . import refusal
+from .buffers import buffer, loadable, with_buffers
 from .captured import OfCode, captured, is_numpy_number, with_literals
 from .expression import (
     Expr,
@@ -31,8 +32,8 @@ from .expression import (
     lift,
     to_float,
 )
-from .kinds import BOOL, FLOAT, INT, TYPE_NAMES, is_number, kind_of
-from .refusal import TraceError, refuse
+from .kinds import BOOL, FLOAT, TYPE_NAMES
+from .refusal import TraceError, refuse, refuse_with_line
 from .symbol import symbols
 
 _FLEX_MASK = (symbols.batch, symbols.head, symbols.query, symbols.key)
@@ -52,12 +53,27 @@ def call(function: Callable[..., Any]) -> Expr:
             f"{_name(function)} has {parameters} parameters: accepts 1 (attn.symbols), 4 (b, h, "
             "q_idx, kv_idx) or 5 (score, b, h, q_idx, kv_idx)"
         )
-    result = function(*arguments)
+    result = function(*arguments) if refusal.is_compiling() else _called(function, arguments)
     if type(result) is Expr:
         return result
-    if result is None or isinstance(result, (str, tuple, list)):
-        raise TraceError(f"{_name(function)} returns {result!r}: accepts one value")
+    if hasattr(result, "dtype") and hasattr(result, "shape"):
+        if len(result.shape):
+            raise TraceError(
+                f"{_name(function)} returns an array of rank {len(result.shape)}: accepts one value"
+            )
+    elif not isinstance(result, (bool, int, float)):
+        given = f"{result!r}"
+        given = given if len(given) <= _LONGEST else given[:_LONGEST] + "..."
+        raise TraceError(f"{_name(function)} returns {given}: accepts one value")
     return lift(result)
+
+
+def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    try:
+        return function(*arguments)
+    except (TypeError, AttributeError) as error:
+        refuse_with_line(error)
+        raise
 
 
 def _parameters(function: Any) -> int:
@@ -88,6 +104,8 @@ _VALUES = frozenset({bool, str, bytes, type(None)})
 # are_deterministic_algorithms_enabled, cuda.current_device, initial_seed.
 _OF_STATE = ("is_", "are_", "get_", "current_", "seed", "initial_seed")
 _DEPTH = 8  # of functions that capture functions
+_LONGEST = 200  # characters of a value in a message
+_OF_TYPES = ("type", "__class__")  # names by which a function tells an Int from an int
 
 
 class _Captured:
@@ -95,6 +113,7 @@ class _Captured:
 
     __slots__ = (
         "arrays", "cells", "depth", "functions", "missing", "names", "replaced", "stable", "torch",
+        "types",
     )  # fmt: skip
 
     def __init__(self, function: FunctionType) -> None:
@@ -109,11 +128,14 @@ class _Captured:
         self.replaced = False
         # A change of what is captured shows in cells, names, functions and what arrays are asked.
         self.stable = True
+        # Whether types are asked for: then numbers stay what they are, and become literals.
+        self.types = False
         self.depth = 0
         self.function(function)
 
     def function(self, f: FunctionType) -> None:
         names = _global_names(f.__code__)
+        self.types |= any(name in names for name in _OF_TYPES)
         self.stable &= not f.__dict__
         if f.__closure__:
             for cell in f.__closure__:
@@ -252,22 +274,22 @@ def _find_global_names(code: CodeType) -> tuple[str, ...]:
 _global_names = OfCode(_find_global_names)
 
 
-def _replaced(value: Any, depth: int = 0) -> Any:
-    """The value with captured numbers as such, and a Buffer in place of each NumPy or JAX array,
-    also those that functions capture: indexing one of these by a symbol would fail inside of the
-    library.
+def _replaced(value: Any, numbers: bool, depth: int = 0) -> Any:
+    """The value with captured numbers as such, if `numbers` says so, and a Buffer in place of each
+    NumPy or JAX array, also those that functions capture: indexing one of these by a symbol would
+    fail inside of the library.
     """
     if depth > _DEPTH:
         return value
     kind = type(value)
     if kind is tuple:
-        return tuple([_replaced(v, depth + 1) for v in value])
+        return tuple([_replaced(v, numbers, depth + 1) for v in value])
     if kind is list or kind is dict:
         return with_buffers(value)
     if kind is not FunctionType:
         if hasattr(value, "__dlpack__"):
             return value if hasattr(value, "__torch_function__") else buffer(value)
-        return captured(value)
+        return captured(value) if numbers else value
     cells = value.__closure__ or ()
     trusted = _is_trusted(value.__module__)
     if trusted and not cells:
@@ -276,18 +298,20 @@ def _replaced(value: Any, depth: int = 0) -> Any:
     names = {}
     for name in () if trusted else _global_names(value.__code__):
         if name in space:
-            new = _replaced(space[name], depth + 1)
+            new = _replaced(space[name], numbers, depth + 1)
             if new is not space[name]:
                 names[name] = new
     made = FunctionType(
-        with_literals(value.__code__),
+        with_literals(value.__code__) if numbers else value.__code__,
         {**space, **names} if names else space,
         value.__name__,
-        _replaced(value.__defaults__, depth + 1),
-        tuple([type(cell)(_replaced(_content(cell), depth + 1)) for cell in cells]) or None,
+        _replaced(value.__defaults__, numbers, depth + 1),
+        tuple([type(c)(_replaced(_content(c), numbers, depth + 1)) for c in cells]) or None,
     )
     if value.__kwdefaults__:
-        made.__kwdefaults__ = {n: _replaced(v, depth + 1) for n, v in value.__kwdefaults__.items()}
+        made.__kwdefaults__ = {
+            n: _replaced(v, numbers, depth + 1) for n, v in value.__kwdefaults__.items()
+        }
     return made
 
 
@@ -305,7 +329,7 @@ def _call_watched(function: FunctionType, found: _Captured) -> tuple[Expr, _Inne
 
     Arrays of other libraries are Buffers by now, which have no values.
     """
-    changed: Any = _replaced(function) if found.replaced else function
+    changed: Any = _replaced(function, not found.types) if found.replaced else function
     if not found.stable:
         return call(changed), ([], []), False
     of_tensors: dict[int, set[str]] = {}
@@ -459,39 +483,3 @@ def _finished(expressions: list[Expr]) -> tuple[Any, ...]:
     if first.finished is None:
         first.finished = finish(first)
     return first.finished
-
-
-def loadable(array: Any) -> Any:
-    """The array with a rank of 1 to 4 and a dtype that attn loads; itself where it has these, or
-    where it is a number.
-
-    int64 becomes int32, bool uint8, float64 float32. Throws TraceError where an int64 on the CPU
-    does not fit; a GPU is not waited for, and what JAX compiles is not known.
-    """
-    if isinstance(array, (int, float)):
-        return int(array) if isinstance(array, int) else float(array)
-    if len(array.shape) == 0:
-        if is_number(array):
-            return array
-        array = array.reshape(1)
-    name = str(array.dtype).rpartition(".")[2]
-    if name in ("int32", "uint8", "float32", "float16", "bfloat16"):
-        return array
-    to = {BOOL: "uint8", INT: "int32", FLOAT: "float32"}[kind_of(array)]
-    if hasattr(array, "astype"):  # NumPy, JAX, CuPy
-        converted = array.astype(to)
-        known = name == "int64" and not type(array).__name__.endswith("Tracer")  # of JAX
-        unchanged = not known or bool((converted == array).all())
-    else:
-        import torch
-
-        converted = array.view(torch.uint8) if name == "bool" else array.to(getattr(torch, to))
-        known = name == "int64" and array.device.type == "cpu" and not torch.compiler.is_compiling()
-        unchanged = True
-        if known:
-            while torch._C._functorch.is_functorch_wrapped_tensor(array):  # vmap tells no values
-                array = torch._C._functorch.get_unwrapped(array)
-            unchanged = bool((array == array.to(torch.int32)).all())
-    if not unchanged:
-        raise TraceError("an int64 array that an expression reads has values outside of int32")
-    return converted
