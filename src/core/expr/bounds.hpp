@@ -29,6 +29,11 @@ inline Bounds any_int() noexcept { return int_bounds(kIntMin, kIntMax); }
 inline Bounds any_float() noexcept { return float_bounds(-kInfinity, kInfinity, true); }
 inline Bounds any_boolean() noexcept { return int_bounds(0, 1); }
 
+// Of a condition that holds always, never or, where both are false, sometimes.
+inline Bounds condition_bounds(bool always, bool never) noexcept {
+  return int_bounds(always ? 1 : 0, never ? 0 : 1);
+}
+
 // A range that holds both.
 Bounds hull(const Bounds& a, const Bounds& b) noexcept;
 

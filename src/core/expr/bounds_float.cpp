@@ -128,8 +128,6 @@ Bounds integer(const Bounds& a) noexcept {
                : int_bounds(lo, hi);
 }
 
-Bounds truth(bool always, bool never) noexcept { return int_bounds(always ? 1 : 0, never ? 0 : 1); }
-
 }  // namespace
 
 Bounds hull(const Bounds& a, const Bounds& b) noexcept {
@@ -182,13 +180,13 @@ Bounds apply_float(Op op, const Bounds& a, const Bounds& b) noexcept {
     case Op::max:
       return choose(op, a, b);
     case Op::lt:  // false on NaN, as <= and ==
-      return truth(a.fhi < b.flo && !nan, a.flo >= b.fhi);
+      return condition_bounds(a.fhi < b.flo && !nan, a.flo >= b.fhi);
     case Op::le:
-      return truth(a.fhi <= b.flo && !nan, a.flo > b.fhi);
+      return condition_bounds(a.fhi <= b.flo && !nan, a.flo > b.fhi);
     case Op::eq:
-      return truth(equal && !nan, apart);
+      return condition_bounds(equal && !nan, apart);
     case Op::ne:
-      return truth(apart, equal && !nan);
+      return condition_bounds(apart, equal && !nan);
     default:
       return any_float();
   }

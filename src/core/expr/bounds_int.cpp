@@ -23,7 +23,7 @@ Bounds over_corners(const Bounds& a, const Bounds& b, Function f) noexcept {
 
 // Floor division is monotone in each operand while the divisor keeps its sign: the extremes lie at
 // the corners of the two halves. Division by zero gives zero.
-Bounds divide(const Bounds& a, const Bounds& b) noexcept {
+Bounds divide_integers(const Bounds& a, const Bounds& b) noexcept {
   const bool zero = b.lo <= 0 && b.hi >= 0;
   if (zero && b.lo == b.hi) return int_bounds(0, 0);
   Bounds result = zero ? int_bounds(0, 0) : int_bounds(kIntMax, kIntMin);
@@ -46,7 +46,7 @@ Bounds modulo(const Bounds& a, const Bounds& b) noexcept {
   return int_bounds(b.lo < 0 ? b.lo + 1 : 0, b.hi > 0 ? b.hi - 1 : 0);
 }
 
-Bounds absolute(const Bounds& a) noexcept {
+Bounds absolute_integer(const Bounds& a) noexcept {
   if (a.lo >= 0) return a;
   if (a.hi <= 0) return wrapped(-a.hi, -a.lo);
   return wrapped(0, std::max(-a.lo, a.hi));
@@ -94,8 +94,6 @@ Bounds shifted(const Bounds& a, const Bounds& amount, const Bounds& outside, Shi
   return amount.lo < 0 || amount.hi > 31 ? hull(inside, outside) : inside;
 }
 
-Bounds truth(bool always, bool never) noexcept { return int_bounds(always ? 1 : 0, never ? 0 : 1); }
-
 }  // namespace
 
 Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept {
@@ -107,7 +105,7 @@ Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept {
     case Op::logical_not:
       return int_bounds(1 - a.hi, 1 - a.lo);
     case Op::abs:
-      return absolute(a);
+      return absolute_integer(a);
     case Op::add:
       return wrapped(a.lo + b.lo, a.hi + b.hi);
     case Op::sub:
@@ -115,7 +113,7 @@ Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept {
     case Op::mul:
       return over_corners(a, b, [](std::int64_t x, std::int64_t y) { return x * y; });
     case Op::div:
-      return divide(a, b);
+      return divide_integers(a, b);
     case Op::mod:
       return modulo(a, b);
     case Op::bit_and:
@@ -131,13 +129,13 @@ Bounds apply_int(Op op, const Bounds& a, const Bounds& b) noexcept {
     case Op::max:
       return int_bounds(std::max(a.lo, b.lo), std::max(a.hi, b.hi));
     case Op::lt:
-      return truth(a.hi < b.lo, a.lo >= b.hi);
+      return condition_bounds(a.hi < b.lo, a.lo >= b.hi);
     case Op::le:
-      return truth(a.hi <= b.lo, a.lo > b.hi);
+      return condition_bounds(a.hi <= b.lo, a.lo > b.hi);
     case Op::eq:
-      return truth(equal, apart);
+      return condition_bounds(equal, apart);
     case Op::ne:
-      return truth(apart, equal);
+      return condition_bounds(apart, equal);
     case Op::logical_and:
       return int_bounds(a.lo & b.lo, a.hi & b.hi);
     case Op::logical_or:

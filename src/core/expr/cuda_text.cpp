@@ -38,7 +38,7 @@ std::string divide_int(Op op, const Program& program, const Instruction& divisor
                        : fmt::format("({} & {})", operands[0], value - 1);
 }
 
-std::string float_text(float value) {
+std::string cuda_float_text(float value) {
   if (std::isnan(value)) return "attn_bits(0x7fc00000)";
   if (std::isinf(value)) return value > 0 ? "attn_bits(0x7f800000)" : "attn_bits(0xff800000)";
   return fmt::format("{:a}f", value);
@@ -53,7 +53,7 @@ bool has_reciprocal(const Instruction& in) {
 std::string divide_float(const Instruction& divisor, std::span<const std::string> operands,
                          CudaMath math) {
   if (math == CudaMath::exact || !has_reciprocal(divisor)) return call("attn_div", operands);
-  return fmt::format("attn_mul({}, {})", operands[0], float_text(1 / divisor.float_value));
+  return fmt::format("attn_mul({}, {})", operands[0], cuda_float_text(1 / divisor.float_value));
 }
 
 }  // namespace
@@ -131,7 +131,7 @@ std::string cuda_constant(const Instruction& constant) {
                  ? "(-2147483647 - 1)"
                  : fmt::format("{}", constant.int_value);
     default:
-      return float_text(constant.float_value);
+      return cuda_float_text(constant.float_value);
   }
 }
 

@@ -210,7 +210,7 @@ BoundProgram bind(Program program, const Bindings& bindings) {
   auto storage = std::make_shared<Storage>();
   storage->program = std::move(program);
   storage->views.resize(storage->program.buffers.size());
-  BoundProgram bound = bind(storage->program, bindings, storage->views.data());
+  BoundProgram bound = expr::bind(storage->program, bindings, storage->views.data());
   bound.storage = std::move(storage);
   return bound;
 }

@@ -12,11 +12,11 @@
 namespace attn::cuda {
 namespace {
 
-std::string_view kernel_of(Algorithm algorithm) {
+std::string_view backward_kernel_of(Algorithm algorithm) {
   return std::ranges::find(backward_kernels(), algorithm, &BackwardKernel::algorithm)->name;
 }
 
-bool runs_by_name_only(std::string_view name) {
+bool backward_runs_by_name_only(std::string_view name) {
   const BackwardKernel* const kernel = find_backward_kernel(name);
   return kernel != nullptr && kernel->runs_by_name_only();
 }
@@ -24,14 +24,14 @@ bool runs_by_name_only(std::string_view name) {
 }  // namespace
 
 std::string backward_kernel_name(Algorithm algorithm, std::string_view kernel) {
-  const std::string_view flash = kernel_of(Algorithm::flash_attention);
-  const std::string_view standard = kernel_of(Algorithm::standard);
+  const std::string_view flash = backward_kernel_of(Algorithm::flash_attention);
+  const std::string_view standard = backward_kernel_of(Algorithm::standard);
   const KernelName named = split_kernel_name(kernel);
   switch (algorithm) {
     case Algorithm::automatic:
       return std::string(kernel);
     case Algorithm::flash_attention_2:
-      if (!runs_by_name_only(named.kernel)) return std::string(kernel);
+      if (!backward_runs_by_name_only(named.kernel)) return std::string(kernel);
       break;
     case Algorithm::flash_attention:
       if (kernel.empty()) return std::string(flash);

@@ -14,11 +14,11 @@
 namespace attn::cuda {
 namespace {
 
-std::string_view kernel_of(Algorithm algorithm) {
+std::string_view forward_kernel_of(Algorithm algorithm) {
   return std::ranges::find(forward_kernels(), algorithm, &ForwardKernel::algorithm)->name;
 }
 
-bool runs_by_name_only(std::string_view name) {
+bool forward_runs_by_name_only(std::string_view name) {
   const ForwardKernel* const kernel = find_forward_kernel(name);
   return kernel != nullptr && kernel->runs_by_name_only();
 }
@@ -43,10 +43,10 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
   switch (algorithm) {
     case Algorithm::flash_attention:
     case Algorithm::standard:
-      base = kernel_of(algorithm);
+      base = forward_kernel_of(algorithm);
       break;
     case Algorithm::block_sparse:
-      base = kernel_of(Algorithm::flash_attention);
+      base = forward_kernel_of(Algorithm::flash_attention);
       shape = "sparse";
       break;
     case Algorithm::flash_attention_2:
@@ -57,8 +57,9 @@ std::string forward_kernel_name(Algorithm algorithm, std::string_view kernel) {
     case Algorithm::automatic:
       return std::string(kernel);
   }
-  const bool by_name_only = runs_by_name_only(base);
-  if (!kernel.empty() && (by_name_only ? named.kernel != base : runs_by_name_only(named.kernel))) {
+  const bool by_name_only = forward_runs_by_name_only(base);
+  if (!kernel.empty() &&
+      (by_name_only ? named.kernel != base : forward_runs_by_name_only(named.kernel))) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("kernel is '{}' and algorithm is {}; accepted with it is {}",
                             core::echo(kernel), name(algorithm), base));
