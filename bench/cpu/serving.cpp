@@ -9,6 +9,7 @@
 //   g++ -std=c++20 -O2 -Iinclude bench/cpu/serving.cpp build/libattn.a -lfmt -lpthread -ldl -o
 //   serving
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -63,6 +64,7 @@ Two in_turn(const std::function<void()>& a, const std::function<void()>& b) {
 struct Shape {
   std::int64_t heads_q, heads_k, dim;
   attn::DType dtype;
+  attn::CacheType cache = attn::CacheType::as_q;
 };
 
 std::vector<std::byte> numbers(std::int64_t count, attn::DType dtype, unsigned seed) {
@@ -81,6 +83,20 @@ std::vector<std::byte> numbers(std::int64_t count, attn::DType dtype, unsigned s
   return bytes;
 }
 
+// Elements of a row of the cache.
+std::int64_t row_size(const Shape& s) {
+  return s.cache == attn::CacheType::as_q ? s.dim : attn::row_size(s.cache, s.dim);
+}
+
+// So many rows in the type of the cache, which has bytes and needs no scales of tensors.
+std::vector<std::byte> quantized(std::vector<std::byte>& x, std::int64_t rows, const Shape& s) {
+  std::vector<std::byte> out(static_cast<std::size_t>(rows * row_size(s)));
+  attn::quantize(
+      attn::tensor(static_cast<void*>(x.data()), s.dtype, {rows, s.dim}), s.cache,
+      attn::tensor(static_cast<void*>(out.data()), attn::DType::u8, {rows, row_size(s)}));
+  return out;
+}
+
 // Causal attention of packed queries over `used` keys of a cache of n for each sequence.
 struct Call {
   Call(const std::vector<std::int32_t>& queries, std::int64_t n, std::int32_t used, const Shape& s)
@@ -91,16 +107,26 @@ struct Call {
     k = numbers(batch * n * s.heads_k * s.dim, s.dtype, 2);
     v = numbers(batch * n * s.heads_k * s.dim, s.dtype, 3);
     o = q;
+    if (s.cache != attn::CacheType::as_q) {
+      for (std::vector<std::byte>* x : {&k, &v}) *x = quantized(*x, batch * n * s.heads_k, s);
+    }
+    const attn::DType stored =
+        s.cache == attn::CacheType::as_q ? s.dtype : attn::storage_dtype(s.cache);
+    const std::int64_t size = row_size(s);
     const auto view = [&](std::vector<std::byte>& x, std::initializer_list<std::int64_t> shape) {
       return attn::tensor(static_cast<void*>(x.data()), s.dtype, shape);
     };
+    const auto cache = [&](std::vector<std::byte>& x) {
+      return attn::tensor(static_cast<void*>(x.data()), stored, {batch, n, s.heads_k, size});
+    };
     inputs = {.q = view(q, {rows, s.heads_q, s.dim}),
-              .k = view(k, {batch, n, s.heads_k, s.dim}),
-              .v = view(v, {batch, n, s.heads_k, s.dim}),
+              .k = cache(k),
+              .v = cache(v),
               .cu_seqlens_q = attn::tensor(starts.data(), {batch + 1}),
               .seqused_k = attn::tensor(lengths.data(), {batch})};
     outputs = {.o = view(o, {rows, s.heads_q, s.dim})};
-    const attn::Problem problem{.layout_q = attn::Layout::packed, .mask = attn::causal()};
+    attn::Problem problem{.layout_q = attn::Layout::packed, .mask = attn::causal()};
+    problem.type_k = problem.type_v = s.cache;
     plan = attn::make_plan(attn::complete(problem, inputs), attn::Phase::forward,
                            {.threads = threads}, context);
     run();
@@ -118,7 +144,8 @@ struct Call {
 
 std::string text_of(const Shape& s) {
   return std::to_string(s.heads_q) + ":" + std::to_string(s.heads_k) + " d " +
-         std::to_string(s.dim) + " " + std::string(attn::name(s.dtype));
+         std::to_string(s.dim) + " " +
+         std::string(s.cache == attn::CacheType::as_q ? attn::name(s.dtype) : attn::name(s.cache));
 }
 
 void mixed(std::size_t decodes, std::int32_t chunk, std::int32_t n, const Shape& s) {
@@ -164,8 +191,8 @@ void merge() {
 }
 
 void decode(std::int32_t queries, std::int64_t n, const Shape& s) {
-  const std::int64_t bytes =
-      2 * n * s.heads_k * s.dim * static_cast<std::int64_t>(attn::size_of(s.dtype));
+  const std::size_t element = s.cache == attn::CacheType::as_q ? attn::size_of(s.dtype) : 1;
+  const std::int64_t bytes = 2 * n * s.heads_k * row_size(s) * static_cast<std::int64_t>(element);
   std::vector<std::unique_ptr<Call>> calls;
   for (std::int64_t held = 0; held < (std::int64_t{128} << 20); held += bytes) {
     calls.push_back(std::make_unique<Call>(std::vector<std::int32_t>{queries}, n,
@@ -265,12 +292,16 @@ int main(int argc, char** argv) {
     merge();
   } else if (what == "decode") {
     std::printf("read bandwidth: %.1f GB/s\n", attn::measure_read_gbps(context));
-    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-      for (const Shape& s : {Shape{9, 3, 64, dtype}, Shape{32, 8, 128, dtype},
-                             Shape{64, 8, 128, dtype}, Shape{16, 16, 64, dtype}}) {
-        decode(1, 8192, s);
+    const auto decode_in = [](DType dtype, attn::CacheType cache) {
+      for (const auto& [heads_q, heads_k, dim] :
+           {std::array{9, 3, 64}, {32, 8, 128}, {64, 8, 128}, {16, 16, 64}, {32, 32, 128}}) {
+        decode(1, 8192, {heads_q, heads_k, dim, dtype, cache});
       }
+    };
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      decode_in(dtype, attn::CacheType::as_q);
     }
+    decode_in(DType::bf16, attn::CacheType::q8_0);
   } else if (what == "append") {
     append();
   } else {

@@ -1,8 +1,8 @@
 // Decoding with products of bf16: pairs of dims of K times pairs of Q as they are, and pairs of
 // keys of V times P, rounded to bf16 as the tiles of more rows round it. K of bf16 needs no
 // widening; other types are rounded to bf16 once for all rows, which is exact for 8-bit numbers.
-// This file puts K, V and P into the order of the products of AMX (decode_amx.hpp). Head sizes are
-// multiples of 32.
+// This file puts K, V and P into the order of the products of AMX (decode_amx.hpp) and of VDPBF16PS
+// (decode_dot.hpp). Head sizes are multiples of 32.
 #pragma once
 
 #include <algorithm>
