@@ -195,10 +195,7 @@ bool decodes(const Plan& plan) {
 // with VDPBF16PS"). By the group alone, so that a sequence runs as it does beside longer ones.
 bool should_decode_bf16(const Plan& plan) {
   const Problem& p = plan.problem;
-  const bool widened =
-      core::type_of_k(p) != CacheType::bf16 || core::type_of_v(p) != CacheType::bf16;
-  const int fewest = widened || plan.isa != InstructionSet::amx_bf16 ? 5 : 3;
-  return decodes_bf16(p, tile_ops(plan.isa, DType::bf16)) && p.heads_q / p.heads_k >= fewest;
+  return decodes_bf16(p, tile_ops(plan.isa, DType::bf16)) && p.heads_q / p.heads_k >= 5;
 }
 
 // Whether the verbs that multiply bf16 operands take this pass at all.

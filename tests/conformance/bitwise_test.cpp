@@ -90,8 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
     Conformance, Bitwise,
     ::testing::Values(
         "b1_sq333_sk700_h1_d64_causal_f32", "b2_sq200_sk300_hq6_hk2_d40_bf16",
-        "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq3_sk1500_h2_d64_paged16_f16",
-        "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
+        "b1_sq1_sk2000_hq8_hk2_d64_bf16", "b1_sq1_sk2000_hq16_hk2_d64_kv(q8_0)_bf16",
+        "b1_sq3_sk1500_h2_d64_paged16_f16", "b3_sq150_sk170_hq4_hk2_d64_causal_packed_f16",
         "b6_sq100_sk1100_hq8_hk2_d64_packedq_paged16_causal_dropout0.1_seed4_bf16/"
         "cuq0,1,2,6,106,108,108",
         "b5_sq3_sk170_sp700_hq4_hk2_d64_causal_sink_bf16", "b4_sq40_sk60_sp300_h2_d40_f64",
