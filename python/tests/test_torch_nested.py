@@ -116,3 +116,24 @@ def test_refusals():
     }.items():
         with pytest.raises(attn.InvalidArgument, match=sentence):
             call()
+
+
+def test_lengths_that_are_not_one_tensor_are_compared_when_compiled_code_runs():
+    """K and V that were made apart have offsets of their own, which a compiler cannot read."""
+
+    def made(lengths, heads):
+        parts = [torch.randn(n, heads, 8) for n in lengths]
+        return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+
+    def gradients(function, lengths_k):
+        torch.manual_seed(3)
+        q, k, v = made([5, 1, 9, 3], 4), made(lengths_k, 2), made([5, 0, 9, 3], 2)
+        out = function(q, k, v, causal=True)
+        found = torch.autograd.grad(out.values().square().sum(), (q, k, v))
+        return [out.values(), *[g.values() for g in found]]
+
+    compiled = torch.compile(attn.torch.attention, backend="aot_eager", fullgraph=True)
+    found, wanted = (gradients(f, [5, 0, 9, 3]) for f in (compiled, attn.torch.attention))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="k and v are nested of other lengths"):
+        gradients(compiled, [5, 1, 8, 3])  # as many keys in all

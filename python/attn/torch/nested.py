@@ -14,6 +14,7 @@ from ..errors import InvalidArgument
 from ..options import OF_SEQUENCES
 
 _OF_SEQUENCES = (*OF_SEQUENCES, "prefix_page_table")
+_OTHER_LENGTHS = "k and v are nested of other lengths; accepted are the same"
 
 
 def attention(
@@ -49,8 +50,8 @@ def attention(
             raise InvalidArgument(
                 f"{name} is given beside nested tensors; accepted are the lengths that these have"
             )
-    if k.offsets() is not v.offsets() and not torch.equal(k.offsets(), v.offsets()):
-        raise InvalidArgument("k and v are nested of other lengths; accepted are the same")
+    if k.offsets() is not v.offsets() and not _are_equal(k.offsets(), v.offsets()):
+        raise InvalidArgument(_OTHER_LENGTHS)
     for name, t in (("q", q), ("k", k)):
         options[f"cu_seqlens_{name}"] = t.offsets()
         if t.is_cuda:
@@ -64,6 +65,16 @@ def attention(
         lse, *others = others
         others = [_nested(lse.transpose(0, 1), q).transpose(1, 2), *others]
     return (out, *others) if others else out
+
+
+def _are_equal(offsets_k: Tensor, offsets_v: Tensor) -> bool:
+    """Whether they are, or what is compiled asks at each call, where an error is a RuntimeError."""
+    if not torch.compiler.is_compiling():
+        return torch.equal(offsets_k, offsets_v)
+    if offsets_k.shape != offsets_v.shape:
+        return False
+    torch._assert_async((offsets_k == offsets_v).all(), _OTHER_LENGTHS)
+    return True
 
 
 def _nested(rows: Tensor, like: Any) -> Tensor:
