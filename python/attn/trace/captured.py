@@ -6,7 +6,8 @@ the numbers of its closure, its defaults and its globals. They are these numbers
 and whatever else asks. Arithmetic of them with each other and with literals gives such numbers
 again, as Python computes it: `w // 2 + 1` is one. Where one meets a symbol, the expression reads a
 scalar (include/attn/scalar.hpp). What computes with them in another way, as `math.sqrt(w)` does,
-gives a plain number, and so a literal: as right, and compiled anew for another w.
+gives a plain number, and so a literal: as right, and compiled anew for another w. A function that
+asks for types, as `type(w) is int` does, gets its numbers as they are.
 
 `0.5 * w` of an int w would be computed by float, which knows nothing of `Int`. So the floats in a
 function's text are `Literal`s while it is traced: they ask whether the other operand was captured.
