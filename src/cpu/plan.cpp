@@ -209,12 +209,13 @@ void choose_operands(Plan& plan, InstructionSet asked) {
   const Problem& p = plan.problem;
   if (may_multiply_bf16(plan)) {
     const int multiple = tile_ops(plan.isa, DType::bf16).dim_multiple;
-    // A scale that is not positive cannot be applied after the row maximum is taken.
+    // A scale that is not positive could not be applied after the row maximum is taken.
     if (core::has_own_type_q(p)) {
       plan.reasons.push_back("f32 operands: Q (" + std::string(name(p.type_q)) +
                              ") times its scale would be rounded to bf16");
-    } else if (p.scale() <= 0) {
-      plan.reasons.emplace_back("f32 operands: bf16 operands need a softmax_scale above 0");
+    } else if (!scales_bf16(p.scale())) {
+      plan.reasons.emplace_back(
+          "f32 operands: bf16 operands need a softmax_scale from 2^-32 to 2^32");
     } else if (p.head_dim % multiple != 0 || p.head_dim_v % multiple != 0) {
       plan.reasons.push_back("f32 operands: bf16 tiles need head sizes that are multiples of " +
                              std::to_string(multiple));

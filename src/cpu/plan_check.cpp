@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attn/error.hpp"
+#include "core/cache_type.hpp"
 #include "core/ceil_div.hpp"
 #include "core/first_made.hpp"
 #include "core/validate/plan_field.hpp"
@@ -45,7 +46,8 @@ bool takes_bf16(const Plan& plan, Phase phase) {
   const bool decodes = plan.algorithm == Algorithm::flash_decoding && has_few_rows(p);
   if (decodes && !decodes_bf16(p, ops)) return false;
   return (phase == Phase::forward || has_backward(ops)) && plan.algorithm != Algorithm::standard &&
-         p.scale() > 0 && p.head_dim % multiple == 0 && p.head_dim_v % multiple == 0;
+         scales_bf16(p.scale()) && !core::has_own_type_q(p) && p.head_dim % multiple == 0 &&
+         p.head_dim_v % multiple == 0;
 }
 
 }  // namespace

@@ -220,6 +220,61 @@ TEST(KeysOfNoWeight, LeaveOAsItIs) {
   }
 }
 
+// Scores that float has are what they are, also where q.k before softmax_scale is past its range.
+// One query of eight heads, and many rows.
+TEST(SoftmaxScale, KeepsScoresWhoseProductsLeaveTheRangeOfFloat) {
+  for (const char* text : {"b1_sq1_sk70_hq8_hk1_d64_bf16", "b1_sq40_sk70_h1_d64_bf16"}) {
+    for (const double size : {0x1p62, 0x1p-62}) {
+      Case c = parse_case(text);
+      c.problem.softmax_scale = 0.125 / size / size;
+      CaseData data(c, 1);
+      for (const Tensor& t : {data.inputs.q, data.inputs.k}) {
+        for (std::int64_t i = 0; i < t.size(); ++i) {
+          store_element(t, i, load_element(t, i) * size);
+        }
+      }
+      const auto run = [&](const PlanOptions& options, InstructionSet isa) {
+        data.poison();
+        forward(data.problem, data.inputs, data.outputs, options, {.isa = isa, .log = nullptr});
+        std::vector<double> all;
+        for (const Tensor& t : {data.outputs.o, data.outputs.lse}) {
+          for (std::int64_t i = 0; i < t.size(); ++i) all.push_back(load_element(t, i));
+        }
+        return all;
+      };
+      const auto expected = run({.backend = Backend::reference}, InstructionSet::automatic);
+      for (const InstructionSet isa : available_instruction_sets()) {
+        for (const Algorithm algorithm : algorithms(Phase::forward)) {
+          SCOPED_TRACE(std::string(text) + ", " + std::string(name(algorithm)) + ", " +
+                       std::string(name(isa)) + ", size " + std::to_string(size));
+          const auto got = run({.backend = Backend::cpu, .algorithm = algorithm}, isa);
+          for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 0.02) << i;
+        }
+      }
+    }
+  }
+}
+
+// bf16 operands count numbers below 2^-126 as 0, f32 operands do not.
+TEST(SubnormalValues, AreKeptOrCountAsZero) {
+  for (const char* text : {"b1_sq1_sk70_hq8_hk1_d64_bf16", "b1_sq40_sk70_h1_d64_bf16"}) {
+    CaseData data(parse_case(text), 1);
+    constexpr double kValue = 0x1p-128;
+    for (std::int64_t i = 0; i < data.inputs.v.size(); ++i) store_element(data.inputs.v, i, kValue);
+    for (const InstructionSet isa : available_instruction_sets()) {
+      const Context context{.isa = isa, .log = nullptr};
+      SCOPED_TRACE(std::string(text) + ", " + std::string(name(isa)));
+      data.poison();
+      const Plan plan = make_plan(data.problem, Phase::forward, {.backend = Backend::cpu}, context);
+      forward(plan, data.inputs, data.outputs, context);
+      for (std::int64_t i = 0; i < data.outputs.o.size(); ++i) {
+        ASSERT_NEAR(load_element(data.outputs.o, i), plan.compute == DType::bf16 ? 0 : kValue,
+                    0.02 * kValue);
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Conformance, LargeScores,
                          ::testing::Values("b1_n64_h1_d64_bf16/q1e8", "b1_n64_h1_d64_bf16/q1e10",
                                            "b1_n64_h1_d64_f32/q1e10", "b1_n64_h1_d64_f32/q1e20",

@@ -106,6 +106,39 @@ TEST(Plan, EditedToNonsenseIsRefusedByField) {
   }
 }
 
+// Where rows or scores would be lost in bf16: Q of a type of its own, and scales far from 1.
+TEST(Plan, EditedToBf16OperandsThatLoseIsRefused) {
+  std::vector<bfloat16> x(64 * 32), o(8 * 32, bfloat16(-1.0f));
+  std::vector<std::uint8_t> bytes(8 * 32);
+  const Tensor keys = tensor(x.data(), {1, 64, 1, 32});
+  Problem problem{.batch = 1,
+                  .seqlen_q = 1,
+                  .seqlen_k = 64,
+                  .heads_q = 8,
+                  .heads_k = 1,
+                  .head_dim = 32,
+                  .head_dim_v = 32,
+                  .dtype = DType::bf16};
+  Inputs inputs{.q = tensor(x.data(), {1, 1, 8, 32}), .k = keys, .v = keys};
+  const auto expect_refused = [&] {
+    Plan plan = make_plan(problem, Phase::forward);
+    EXPECT_EQ(plan.compute, DType::f32);
+    plan.compute = DType::bf16;
+    const std::string message = refusal(ErrorCode::invalid_argument, [&] {
+      forward(plan, inputs, {.o = tensor(o.data(), {1, 1, 8, 32})});
+    });
+    EXPECT_NE(message.find("compute of the plan is bf16"), std::string::npos) << message;
+  };
+  for (const double scale : {0.0, -1.0, 0x1p-33, 0x1p33}) {
+    problem.softmax_scale = scale;
+    expect_refused();
+  }
+  problem.softmax_scale = 1;
+  problem.type_q = CacheType::e4m3;
+  inputs.q = tensor(bytes.data(), {1, 1, 8, 32});
+  expect_refused();
+}
+
 // The reference runs in one way only.
 TEST(Plan, OfTheReferenceHasNothingToEdit) {
   const Edit edits[] = {
