@@ -17,8 +17,9 @@ struct OutputTile {
 // longest.
 // With kGroup == 1 a "head" here is a query head, else a K, V head whose group of query heads
 // shares the tile.
-// Where keys are split and one block has all queries, nothing is read twice: all heads of a piece
-// of keys follow each other, whose rows of K and V lie beside each other in memory.
+// Where keys are split and one block has all queries, no other block waits to find K and V in L2:
+// all heads of a piece of keys follow each other, whose rows of K and V lie beside each other in
+// memory.
 template <class C>
 ATTN_DEVICE OutputTile tile_at(const ForwardParams& p, int index) {
   const int heads = C::kGroup == 1 ? p.heads_q : p.heads_k;

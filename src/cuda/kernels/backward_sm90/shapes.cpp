@@ -20,25 +20,26 @@ bool may_share_tiles(const Problem& p) { return p.head_dim == 256 && p.head_dim_
 }  // namespace
 
 // Bounds: 227 KB of shared memory = K, V (keys x head_dim), Q, dO, P, dS in their rings and one dQ
-// of up to 128 columns in float32; 512 registers = producers + scores + 2 gradients, in multiples
-// of 8. The assembler wants 24 registers beside the accumulators of products in flight, else it
-// serialises them: a gradient thread holds keys * head_dim / 128 sums, a score thread S and dP, and
-// dQ with dS as its operand.
+// of up to 128 columns in float32; 512 registers = producers + scores + 2 gradients, or with two
+// warpgroups for scores producers + 2 scores + gradients, in multiples of 8. The assembler wants 24
+// registers beside the accumulators of products in flight, else it serialises them: a gradient
+// thread holds keys * head_dim / 128 sums, of both gradients where it keeps both, a score thread S
+// and dP, and dQ with dS as its operand.
 const BackwardSm90Shape& backward_sm90_shape(const Problem& p) {
   static constexpr std::array<BackwardSm90Shape, 7> kShapes{{
       {64, 64, 2, 4, 4, 2, 24, 160, 168, kStepSpills,
        "64 keys: the mask leaves out blocks of so many, and tiles of 128 would see half of what "
-       "they "
-       "compute, element by element; 4.4 times their speed with an eighth of the blocks at random",
+       "they compute, element by element; 4.4 times their speed with an eighth of the blocks at "
+       "random",
        64, 2, 20, 1, Condition::key_blocks_of_64},
       {64, 128, 2, 4, 4, 2, 24, 160, 168, kStepSpills,
        "two warpgroups for scores, which set the time, and one for dV and dK, 64 registers each; "
        "four places for Q and dO; 196 KB; 32 columns a piece of dQ: 1 % slower",
        64, 2},
       {128, 64, 2, 4, 2, 2, 24, 160, 168, kStepSpills,
-       "64 keys: as in the first row; two warpgroups for scores and four places for Q and dO: 0.79 "
-       "of "
-       "dense speed with an eighth of the blocks, where one and three had 0.69",
+       "64 keys: the mask leaves out blocks of so many; two warpgroups for scores, four places for "
+       "Q and two for dO: 0.79 of dense speed with an eighth of the blocks, where one warpgroup "
+       "and three places had 0.69",
        128, 2, 20, 1, Condition::key_blocks_of_64},
       {96, 128, 1, 2, 2, 2, 40, 184, 144, kStepSpills,
        "as 128; dV and dK take 96 registers; 209 KB; not timed yet", 128, 1},

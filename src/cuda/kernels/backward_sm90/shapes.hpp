@@ -13,7 +13,8 @@ namespace attn::cuda {
 struct BackwardSm90Shape {
   int head_dim;      // up to this, of the larger of Q K's and V's
   int keys;          // of a tile
-  int score_groups;  // 1 or 2; 2 where dV and dK fit into one warpgroup: up to 64 columns
+  int score_groups;  // 1 or 2; 2 where one warpgroup keeps dV and dK: at most 128 sums a thread,
+                     // so up to 64 columns, or 128 with 64 keys
   int stages_q, stages_o, stages_p;
   int producer_registers, score_registers, gradient_registers;
   int spill_bytes;  // accepted, at most, under any of tests/cuda/kernels_backward.txt
