@@ -7,8 +7,9 @@ most=3
 [[ ${2:-} == --all ]] && most=1000000
 record=$build/Testing/Temporary/LastTest.log
 [[ -f $record ]] || exit 0
-# A test of GoogleTest says the reason in the lines after "FILE:LINE: Skipped"; any other ends with 77 and says it in one line
-# that begins with "not compared" (tests/numpy/run.sh).
+# A test of GoogleTest, of which a program that is one test of CTest has many, says the reason in the lines after
+# "FILE:LINE: Skipped", and then its name; any other ends with 77 and says it in one line that begins with "not compared"
+# (tests/numpy/run.sh).
 awk -v most="$most" '
   function add(reason) {
     if (seen[name]++) return
@@ -19,7 +20,7 @@ awk -v most="$most" '
   /^[0-9]+\/[0-9]+ Test: / { name = substr($0, index($0, "Test: ") + 6); reading = 0 }
   /^not compared with / { add($0) }
   reading == 1 { sub(/^skipped: /, ""); reason = $0; reading = 2; next }
-  reading == 2 && /^\[  SKIPPED \]/ { add(reason == "" ? "no reason is given" : reason); reading = 0 }
+  reading == 2 && /^\[  SKIPPED \]/ { name = $4; add(reason == "" ? "no reason is given" : reason); reading = 0 }
   /: Skipped$/ { reading = 1 }
   END {
     if (total == 0) exit
