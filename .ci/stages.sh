@@ -62,7 +62,7 @@ run_logged() {
 stage() {  # stage NAME COMMAND...; 77: the command says why it was skipped
   local name=$1 start=$SECONDS result=ok code=0 log seconds
   shift
-  log=$(mktemp -p "$work")
+  log=$(mktemp -p "$work") || log=$work/log
   printf '\n===== %s\n' "$name"
   if ((apart)); then
     in_group run_logged "$log" "$@"
