@@ -319,22 +319,22 @@ def test_a_trace_goes_with_its_function():
 
 def test_what_is_made_of_a_code_goes_with_it():
     """Masks that a program writes itself, each with a code of its own."""
+    from attn.trace.bytecode import names_of
     from attn.trace.captured import with_literals
-    from attn.trace.tracer import _global_names
 
-    before = len(with_literals), len(_global_names)
+    before = len(with_literals), len(names_of)
     functions = [
         eval(f"lambda s, w=3: (s.key < w) & (lambda x: x > {i}.5)(s.query)") for i in range(100)
     ]
     for function in functions:
         trace(function)
     assert len(with_literals) >= before[0] + 100
-    assert len(_global_names) >= before[1] + 100
+    assert len(names_of) >= before[1] + 100
     functions.clear()
     del function
     gc.collect()
     assert len(with_literals) <= before[0] + 2
-    assert len(_global_names) <= before[1] + 2
+    assert len(names_of) <= before[1] + 2
 
 
 def test_threads_trace_the_same_function():

@@ -80,7 +80,7 @@ class Buffer:
                 indices[place] = self._index(i, place)
                 left -= 1
         if left:
-            return Buffer(self.array, tuple(indices), self.key)
+            return type(self)(self.array, tuple(indices), self.key)
         return load_elements(self.array, indices, self.key)
 
     def _index(self, i: Any, place: int) -> Expr:
@@ -116,6 +116,14 @@ class Buffer:
 refuse_protocols(Buffer, Buffer.refuse_value, "eq", "ne", "hash", "bool", "format")
 
 
+class CapturedBuffer(Buffer):
+    """In place of an array of NumPy or JAX that a traced function captures."""
+
+    __slots__ = ()
+    # What isinstance asks: a helper that takes arrays of several libraries finds its branch.
+    __class__ = property(lambda self: type(self.array))
+
+
 def buffer(array: Any) -> Any:
     """The array, to be indexed by expressions; of rank 0, the expression that reads it.
 
@@ -124,6 +132,11 @@ def buffer(array: Any) -> Any:
     if isinstance(array, (Buffer, Expr)):  # made of what a traced function captured
         return array
     return Buffer(array) if len(array.shape) else lift(array)
+
+
+def in_place_of(array: Any) -> Any:
+    """What stands for an array of NumPy or JAX while a function that captures it is traced."""
+    return CapturedBuffer(array) if len(array.shape) else lift(array)
 
 
 def with_buffers(value: Any, depth: int = 0) -> Any:
@@ -141,7 +154,7 @@ def with_buffers(value: Any, depth: int = 0) -> Any:
             return value
         return dict(new) if kind is dict else [v for _, v in new]
     is_array = hasattr(value, "__dlpack__") and hasattr(value, "shape")
-    return buffer(value) if is_array and not hasattr(value, "__torch_function__") else value
+    return in_place_of(value) if is_array and not hasattr(value, "__torch_function__") else value
 
 
 def load(array: Any, index: Any, key: int | None = None) -> Any:

@@ -7,7 +7,8 @@ and whatever else asks. Arithmetic of them with each other and with literals giv
 again, as Python computes it: `w // 2 + 1` is one. Where one meets a symbol, the expression reads a
 scalar (include/attn/scalar.hpp). What computes with them in another way, as `math.sqrt(w)` does,
 gives a plain number, and so a literal: as right, and compiled anew for another w. A function that
-asks for types, as `type(w) is int` does, gets its numbers as they are.
+asks for types, as `type(w) is int` does, gets its numbers as they are (bytecode.py); so does one
+that asks a number of NumPy what a number of Python would answer otherwise.
 
 `0.5 * w` of an int w would be computed by float, which knows nothing of `Int`. So the floats in a
 function's text are `Literal`s while it is traced: they ask whether the other operand was captured.
@@ -15,28 +16,38 @@ function's text are `Literal`s while it is traced: they ask whether the other op
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from types import CodeType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-T = TypeVar("T")
+from .bytecode import OfCode
 
 _FLOAT32_MAX = 3.4028235677973366e38  # from here on a number rounds to infinity
 
 
 class Int(int):
     __slots__ = ()
+    __class__ = property(lambda _: int)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
 
 
 class Float(float):
     __slots__ = ()
+    __class__ = property(lambda _: float)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return float, (float(self),)
 
 
 class Literal(float):
     """A float in the text of a traced function."""
 
     __slots__ = ()
+    __class__ = property(lambda _: float)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return float, (float(self),)
 
 
 def captured(value: Any) -> Any:
@@ -91,28 +102,6 @@ for _base, _kind, _names in ((int, Int, _BOTH + _BITS), (float, Float, _BOTH)):
         setattr(_kind, _name, _keep(_base, _name))
 for _name in _BOTH:
     setattr(Literal, f"__{_name}__", _ask(f"__{_name}__"))
-
-
-class OfCode(Generic[T]):
-    """What was made of code objects, each for as long as the code lives.
-
-    They are told apart by id, as comparing them by value takes longer.
-    """
-
-    def __init__(self, make: Callable[[CodeType], T]) -> None:
-        self._make = make
-        self._made: dict[int, tuple[weakref.ref[CodeType], T]] = {}
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __call__(self, code: CodeType) -> T:
-        key = id(code)
-        found = self._made.get(key)
-        if found is None or found[0]() is not code:
-            gone = weakref.ref(code, lambda _: self._made.pop(key, None))
-            found = self._made[key] = (gone, self._make(code))
-        return found[1]
 
 
 def _with_literals(code: CodeType) -> CodeType:

@@ -65,7 +65,7 @@ def _is_users(frame: FrameType) -> bool:
     return not name.startswith((_HERE, "<frozen ")) and module not in ("torch", "numpy", "jax")
 
 
-_OF_TRACE = re.compile(r"\b(Expr|Symbols|Buffer)\b")
+_OF_TRACE = re.compile(r"\b(Expr|Symbols|Buffer|CapturedBuffer)\b")
 
 
 def refuse_with_line(error: Exception) -> None:

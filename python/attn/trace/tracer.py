@@ -16,6 +16,7 @@ of a tensor (attn.torch_reads), is traced again at each call, which takes some m
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
@@ -24,8 +25,9 @@ from typing import Any
 
 from . import activations as _activations  # noqa: F401, fills the table of functions
 from . import refusal
-from .buffers import buffer, loadable, with_buffers
-from .captured import OfCode, captured, is_numpy_number, with_literals
+from .buffers import in_place_of, loadable, with_buffers
+from .bytecode import Questions, content_of, is_trusted, names_of
+from .captured import captured, is_numpy_number, with_literals
 from .expression import (
     Expr,
     finish,
@@ -98,14 +100,12 @@ def _name(function: Any) -> str:
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
-_TRUSTED_MODULES = frozenset({"torch", "numpy", "math", "attn", "operator", "jax"})
 _VALUES = frozenset({bool, str, bytes, type(None)})
 # Beginnings of the names of functions that tell a state: is_grad_enabled, get_default_dtype,
 # are_deterministic_algorithms_enabled, cuda.current_device, initial_seed.
 _OF_STATE = ("is_", "are_", "get_", "current_", "seed", "initial_seed")
 _DEPTH = 8  # of functions that capture functions
 _LONGEST = 200  # characters of a value in a message
-_OF_TYPES = ("type", "__class__")  # names by which a function tells an Int from an int
 
 
 class _Captured:
@@ -113,7 +113,6 @@ class _Captured:
 
     __slots__ = (
         "arrays", "cells", "depth", "functions", "missing", "names", "replaced", "stable", "torch",
-        "types",
     )  # fmt: skip
 
     def __init__(self, function: FunctionType) -> None:
@@ -128,31 +127,34 @@ class _Captured:
         self.replaced = False
         # A change of what is captured shows in cells, names, functions and what arrays are asked.
         self.stable = True
-        # Whether types are asked for: then numbers stay what they are, and become literals.
-        self.types = False
         self.depth = 0
         self.function(function)
 
     def function(self, f: FunctionType) -> None:
-        names = _global_names(f.__code__)
-        self.types |= any(name in names for name in _OF_TYPES)
+        of_code = names_of(f.__code__)
+        names = of_code.attributes
         self.stable &= not f.__dict__
+        for name in of_code.imports:
+            if name in sys.modules:
+                self.module(sys.modules[name], names)
+            else:  # as yet, or below the function's own package
+                self.stable = False
         if f.__closure__:
             for cell in f.__closure__:
-                content = _content(cell)
+                content = content_of(cell)
                 self.cells.append((cell, content))
                 self.value(content, names)
         for value in f.__defaults__ or ():
             self.value(value, names)
         keywords = f.__kwdefaults__ or {}
-        for space, known in ((keywords, tuple(keywords)), (f.__globals__, names)):
+        for space, known in ((keywords, tuple(keywords)), (f.__globals__, of_code.spaces)):
             for name in known:
                 if name in space:
                     self.names.append((space, name, space[name]))
                     self.value(space[name], names)
 
     def value(self, v: Any, names: tuple[str, ...]) -> None:
-        """A value that is captured by a function whose code has these names."""
+        """A value that is captured by a function whose code has these names of attributes."""
         kind = type(v)
         if kind is int or kind is float:
             self.replaced = True
@@ -164,7 +166,7 @@ class _Captured:
         elif kind is BuiltinFunctionType:
             self.builtin(v)
         elif kind is FunctionType or kind is tuple:
-            if kind is FunctionType and v.__closure__ is None and _is_trusted(v.__module__):
+            if kind is FunctionType and v.__closure__ is None and is_trusted(v.__module__):
                 self.library(v)
                 return
             if self.depth == _DEPTH:
@@ -206,7 +208,7 @@ class _Captured:
 
     def module(self, m: ModuleType, names: tuple[str, ...]) -> None:
         """A module, and what the names may mean in it."""
-        if not _is_trusted(m.__name__):
+        if not is_trusted(m.__name__):
             self.stable = False
             return
         space = m.__dict__
@@ -233,7 +235,7 @@ class _Captured:
         """A function of a library or of a type; bound to another object, it may change unseen."""
         owner = f.__self__
         if type(owner) is ModuleType:
-            self.stable &= owner.__name__ == "builtins" or _is_trusted(owner.__name__)
+            self.stable &= owner.__name__ == "builtins" or is_trusted(owner.__name__)
         else:
             self.stable &= owner is None or isinstance(owner, type)
         self.library(f)
@@ -249,68 +251,44 @@ def _is_constant(kind: type) -> bool:
     return kind.__module__ == "torch" and kind.__name__ in ("dtype", "device")
 
 
-def _is_trusted(module: str | None) -> bool:
-    if module is None or module.startswith("numpy.random"):
-        return False
-    return module.partition(".")[0] in _TRUSTED_MODULES
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
-def _find_global_names(code: CodeType) -> tuple[str, ...]:
-    """Names that the code, or a function inside of it, may look up among the globals."""
-    names = dict.fromkeys(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names.update(dict.fromkeys(_global_names(constant)))
-    return tuple(names)
-
-
-_global_names = OfCode(_find_global_names)
-
-
-def _replaced(value: Any, numbers: bool, depth: int = 0) -> Any:
-    """The value with captured numbers as such, if `numbers` says so, and a Buffer in place of each
-    NumPy or JAX array, also those that functions capture: indexing one of these by a symbol would
-    fail inside of the library.
+def _replaced(value: Any, asked: Questions, depth: int = 0) -> Any:
+    """The value with captured numbers as such, but for those that must stay what they are, and a
+    Buffer in place of each NumPy or JAX array, also those that functions capture: indexing one of
+    these by a symbol would fail inside of the library.
     """
     if depth > _DEPTH:
         return value
     kind = type(value)
     if kind is tuple:
-        return tuple([_replaced(v, numbers, depth + 1) for v in value])
+        return tuple([_replaced(v, asked, depth + 1) for v in value])
     if kind is list or kind is dict:
         return with_buffers(value)
     if kind is not FunctionType:
         if hasattr(value, "__dlpack__"):
-            return value if hasattr(value, "__torch_function__") else buffer(value)
-        return captured(value) if numbers else value
+            return value if hasattr(value, "__torch_function__") else in_place_of(value)
+        stays = asked.types or (is_numpy_number(value) and asked.keep(value))
+        return value if stays else captured(value)
     cells = value.__closure__ or ()
-    trusted = _is_trusted(value.__module__)
+    trusted = is_trusted(value.__module__)
     if trusted and not cells:
         return value
     space = value.__globals__
     names = {}
-    for name in () if trusted else _global_names(value.__code__):
+    for name in () if trusted else names_of(value.__code__).spaces:
         if name in space:
-            new = _replaced(space[name], numbers, depth + 1)
+            new = _replaced(space[name], asked, depth + 1)
             if new is not space[name]:
                 names[name] = new
     made = FunctionType(
-        with_literals(value.__code__) if numbers else value.__code__,
+        value.__code__ if asked.types else with_literals(value.__code__),
         {**space, **names} if names else space,
         value.__name__,
-        _replaced(value.__defaults__, numbers, depth + 1),
-        tuple([type(c)(_replaced(_content(c), numbers, depth + 1)) for c in cells]) or None,
+        _replaced(value.__defaults__, asked, depth + 1),
+        tuple([type(c)(_replaced(content_of(c), asked, depth + 1)) for c in cells]) or None,
     )
     if value.__kwdefaults__:
         made.__kwdefaults__ = {
-            n: _replaced(v, numbers, depth + 1) for n, v in value.__kwdefaults__.items()
+            n: _replaced(v, asked, depth + 1) for n, v in value.__kwdefaults__.items()
         }
     return made
 
@@ -329,7 +307,7 @@ def _call_watched(function: FunctionType, found: _Captured) -> tuple[Expr, _Inne
 
     Arrays of other libraries are Buffers by now, which have no values.
     """
-    changed: Any = _replaced(function, not found.types) if found.replaced else function
+    changed: Any = _replaced(function, Questions(function)) if found.replaced else function
     if not found.stable:
         return call(changed), ([], []), False
     of_tensors: dict[int, set[str]] = {}
@@ -395,7 +373,7 @@ def trace(function: Callable[..., Any]) -> Expr:
             and function.__kwdefaults__ is keywords
         ):
             for cell, content in cells:
-                if _content(cell) is not content:
+                if content_of(cell) is not content:
                     break
             else:
                 for space, name, value in names:
