@@ -81,7 +81,7 @@ def test_torch_script():
 
 
 @pytest.mark.parametrize("name", ["attn", "attn.torch"])
-def test_symbolic_trace(name):
+def test_torch_symbolic_trace(name):
     """torch.fx runs a module with Proxies, which have every attribute that they are asked for."""
     torch = pytest.importorskip("torch")
     attend = importlib.import_module(name).attention

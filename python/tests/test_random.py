@@ -47,7 +47,7 @@ def on_devices(first, count, on_a_gpu):
     return pytest.mark.parametrize(("device", "seed"), seeds + gpu)
 
 
-def needs(device):
+def needs_torch(device):
     torch = pytest.importorskip("torch")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
@@ -55,7 +55,7 @@ def needs(device):
 
 @on_devices(SEED + COUNT, COUNT, COUNT // 3)
 def test_torch(device, seed):
-    needs(device)
+    needs_torch(device)
     assert oracle.failures(seed, Torch(device)) == []
 
 
@@ -90,7 +90,7 @@ class TorchGradients(Torch):
 
 @on_devices(SEED + 4 * COUNT, COUNT // 3, COUNT // 3)
 def test_torch_gradients(device, seed):
-    needs(device)
+    needs_torch(device)
     assert oracle.failures(seed, TorchGradients(device)) == []
 
 
